@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all fuzz check docs gallery pages format clean
+.PHONY: demo test test-all fuzz check audit docs gallery pages format clean
 
 demo: $(STAMP)
 	$(BIN)/flopwise demo
@@ -30,6 +30,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# Known vulnerabilities in what is installed here; the auditor has a place of its own.
+audit: $(STAMP)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --progress-spinner off --path $(VENV)/lib/python3.*/site-packages
 
 # The documentation as a site in build/site; a link that leads nowhere is an error.
 docs: $(STAMP)

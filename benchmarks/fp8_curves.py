@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flopwise.capture.model_step import ModelStep, model_step
 from flopwise.capture.step import captured
-from flopwise.lm import fp8
+from flopwise.kernels import fp8_linear
 from flopwise.spec.workload import workload
 
 LEVERS = {"optimizer": "flopwise", "norm": "triton", "activation": "triton", "rope": "triton", "loss": "fused"}
@@ -52,7 +52,7 @@ class Kept(ModelStep):
 
 def train(kind: str, seed: int, steps: int, data: Tensor, asked: argparse.Namespace) -> dict[str, object]:
     precision, *more = kind.split("+")
-    fp8.NARROW_WEIGHT_GRADIENT, fp8.FAST_BACKWARD = "dW" in more, "fast" in more
+    fp8_linear.usual_scaling = lambda by_rows: fp8_linear.Scaling(by_rows, "dW" in more, "fast" in more)
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     sizes = {"batch": asked.batch, "context": asked.context}
     levers = LEVERS | {"graph": "on" if device.type == "cuda" else "off"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from flopwise.capture.build import build_step
-from flopwise.lm import fp8
+from flopwise.kernels import fp8_linear
 from flopwise.spec.workload import workload
 
 OWN = {"optimizer": "flopwise-bf16", "norm": "triton", "activation": "triton", "rope": "triton", "loss": "fused"}
@@ -25,7 +25,7 @@ def milliseconds(
     target: str, batch: int, context: int, kind: str, levers: dict[str, str], seconds: float
 ) -> list[float]:
     precision, *more = kind.split("+")
-    fp8.NARROW_WEIGHT_GRADIENT, fp8.FAST_BACKWARD = "dW" in more, "fast" in more
+    fp8_linear.usual_scaling = lambda by_rows: fp8_linear.Scaling(by_rows, "dW" in more, "fast" in more)
     step = build_step(
         workload(target, batch=batch, context=context, precision=precision, **levers), torch.device("cuda:0")
     )

@@ -1,6 +1,7 @@
 """What single levers are predicted to save on steps that nobody here wrote, and what they save: a row for each.
 
     python benchmarks/lever_savings.py measure FOLDER hf_gpt2:batch=4 vit:batch=32      # on the GPU
+    python benchmarks/lever_savings.py measure FOLDER small@8x256                       # flopwise's own, batch x context
     python benchmarks/lever_savings.py table FOLDER                                     # anywhere
 
 Each step of `user_models.py` is measured and traced as it is written, then with each of FIRST; in bf16 and captured in a CUDA
@@ -38,6 +39,15 @@ THEN = [
     {"compile": "blocks"},
     {"precision": "bf16-master", "optimizer": "flopwise"},
 ]
+# Of flopwise's own models, more, which start with everything written out.
+OWN = {"attention": "naive", "norm": "eager", "activation": "eager"}
+THEN_OWN = [
+    {"attention": "sdpa"},
+    {"attention": "flash"},
+    {"rope": "triton"},
+    {"activation": "triton"},
+    {"projections": "fused"},
+]
 MS = 1e6
 
 
@@ -47,6 +57,16 @@ class Measured(msgspec.Struct, frozen=True):
     point: Point
     levers: dict[str, str] = {}
     before: int = -1
+
+
+def begun(file: str, step: str) -> Workload:
+    """As it is written."""
+    if "@" in step:
+        name, shape = step.split("@")
+        batch, context = map(int, shape.split("x"))
+        return workload(name, batch=batch, context=context, **OWN)
+    name, arguments = named(step)
+    return workload(f"{file}:{name}", set=arguments)
 
 
 class Study:
@@ -60,16 +80,15 @@ class Study:
         return worker.run(trial, self.folder / "log", trace=asked, watch=bool(trace))
 
     def measure(self, file: str, step: str) -> None:
-        name, arguments = named(step)
-        start = workload(f"{file}:{name}", set=arguments)
+        start = begun(file, step)
         self.rows = self.folder / f"{step.replace(':', '-')}.jsonl"
         self.rows.write_bytes(b"")
-        written = as_written(self.run(start, f"{step.replace(':', '-')}.kineto.json.gz"))
-        kept = [self.keep(Measured(written))]
+        point = self.run(start, f"{step.replace(':', '-')}.kineto.json.gz")
+        kept = [self.keep(Measured(point if "@" in step else as_written(point)))]
         self.try_each(kept, 0, FIRST)
         self.try_each(kept, 0, [CAPTURED])
         if kept[-1].levers == CAPTURED:
-            self.try_each(kept, len(kept) - 1, THEN)
+            self.try_each(kept, len(kept) - 1, THEN + THEN_OWN * ("@" in step))
 
     def try_each(self, kept: list[Measured], before: int, levers: list[dict[str, str]]) -> None:
         current = kept[before].point.trial.workload
@@ -89,8 +108,10 @@ def told(path: Path) -> tuple[list[str], list[bool]]:
     kept = [msgspec.json.decode(line, type=Measured) for line in path.read_bytes().splitlines()]
     first = kept[0].point
     gpu = gpu_of(first.environment)
-    with Worker() as worker:
-        recorded = record_step(worker, first.trial.workload, gpu)
+    recorded = None
+    if first.trial.workload.own_model is None:
+        with Worker() as worker:
+            recorded = record_step(worker, first.trial.workload, gpu)
     trace = path.parent / f"{path.stem}.kineto.json.gz"
     rankings = {0: MoveRanking(inspect(first, trace if trace.exists() else None, gpu, recorded).facts)}
     rows, met = [], []

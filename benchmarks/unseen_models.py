@@ -1,4 +1,4 @@
-"""Training steps of eight more families of transformers, to hold predictions against: none was used to adjust the model.
+"""Training steps of twelve more families of transformers, to hold predictions against: none was used to adjust the model.
 
     flopwise tune benchmarks/unseen_models.py:pythia --budget 150s
 
@@ -107,6 +107,69 @@ def bert(device: torch.device, batch: int = 16, context: int = 512) -> Step:
     return hf_step(model, device, config.vocab_size, batch, context)
 
 
+def starcoder2(device: torch.device, layers: int = 10, batch: int = 2, context: int = 2048) -> Step:
+    """Layers as wide as StarCoder2 3B's: 12 queries to a key, biases, LayerNorm, an MLP with GeLU."""
+    from transformers import Starcoder2Config
+
+    config = Starcoder2Config(
+        num_hidden_layers=layers,
+        sliding_window=None,
+        attention_dropout=0.0,
+        residual_dropout=0.0,
+        embedding_dropout=0.0,
+    )
+    return causal(device, config, batch, context)
+
+
+def stablelm(device: torch.device, layers: int = 12, batch: int = 3, context: int = 1024) -> Step:
+    """Layers as wide as StableLM 2 1.6B's: LayerNorm, SwiGLU, a quarter of a head rotated."""
+    from transformers import StableLmConfig
+
+    config = StableLmConfig(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=100_352,
+    )
+    return causal(device, config, batch, context)
+
+
+def falcon(device: torch.device, batch: int = 5, context: int = 1024) -> Step:
+    """The size of Falcon-RW-1B's layers, twelve of them: attention and MLP side by side, one key for all queries."""
+    from transformers import FalconConfig
+
+    config = FalconConfig(
+        hidden_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=32,
+        multi_query=True,
+        alibi=False,
+        parallel_attn=True,
+    )
+    return causal(device, config, batch, context)
+
+
+def t5(device: torch.device, batch: int = 12, context: int = 512) -> Step:
+    """T5 base: an encoder and a decoder, relative positions added to the scores, no scale."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        d_model=768,
+        d_ff=3072,
+        num_layers=12,
+        num_heads=12,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        vocab_size=32_128,
+    )
+    with torch.device(device):
+        model = T5ForConditionalGeneration(config)
+    return hf_step(model, device, config.vocab_size, batch, context)
+
+
 MODELS: dict[str, Callable[..., Step]] = {
-    one.__name__: one for one in (pythia, opt, qwen2, smollm, mistral, phi, olmo2, bert)
+    one.__name__: one
+    for one in (pythia, opt, qwen2, smollm, mistral, phi, olmo2, bert, starcoder2, stablelm, falcon, t5)
 }

@@ -171,7 +171,7 @@ def _serve(line: socket.socket) -> None:
     """Import what a worker imports, then fork for every message; the compiler when it is first asked for."""
     import torch._dynamo
 
-    from flopwise.capture.pipes import die_with_parent
+    from flopwise.keeper import die_with_parent
 
     die_with_parent()
     os.environ["TORCH_WARM_POOL"] = "0"
@@ -202,7 +202,7 @@ def _reap() -> None:
 
 def _wait_for_worker(start: dict[str, Any], stdin: int, stdout: int, stderr: int, status: int) -> NoReturn:
     """Between the server and a worker: says the worker's process id, then how it ended."""
-    from flopwise.capture.pipes import die_with_parent
+    from flopwise.keeper import die_with_parent
 
     die_with_parent()
     pid = os.fork()

@@ -39,7 +39,7 @@ def test_it_has_the_folder_the_environment_and_a_session_of_its_own(trial, tmp_p
         assert isinstance(worker.process, ForkedWorker)
         assert worker.run(trial, log=tmp_path / "log").status == OK
         assert (tmp_path / "log").read_text().split() == [str(tmp_path), "this", str(worker.process.pid)]
-    assert worker.process.returncode == -signal.SIGKILL
+    assert worker.process.returncode == -signal.SIGTERM
 
 
 def test_one_that_was_killed_is_started_again_and_the_others_live_on(trial):

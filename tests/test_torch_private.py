@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend
 
 import flopwise
 from flopwise import torch_private as private
+from flopwise.kernels import triton_private
 from flopwise.torch_private import FakeTensor, FakeTensorMode, TorchDispatchMode
 
 ADD = torch.ops.aten.add.Tensor
@@ -395,6 +396,13 @@ def test_optimizers_and_clipping_go_over_lists_of_fake_tensors_as_on_a_gpu():
 # --- torch.compile and Triton.
 
 
+@pytest.mark.slow
+def test_a_graph_that_the_compiler_cannot_capture_is_counted():
+    before = private.skipped_graphs()
+    torch.compile(lambda x: 2 * x + 1, mode="reduce-overhead")(torch.ones(4))  # on the CPU there is nothing to capture
+    assert private.skipped_graphs() == before + 1
+
+
 def test_the_compiler_counts_and_says_what_it_skips():
     private.load_compiler(backend=True)
     graphs, frames, kernels = private.compiled_graphs(), private.compiled_frames(), private.generated_kernels()
@@ -405,6 +413,7 @@ def test_the_compiler_counts_and_says_what_it_skips():
     assert private.compiled_frames() > frames
     assert private.generated_kernels() == kernels
     assert private.compile_cache_hits() >= 0
+    assert private.skipped_graphs() >= 0
     assert private.is_compiled(module)
     assert not private.is_compiled(nn.Linear(2, 2))
     assert private.compiler_skips(nn.LSTM(2, 2).forward)
@@ -431,13 +440,21 @@ def test_without_the_compiler_nothing_was_compiled():
 
 def test_triton_compiles_without_a_gpu_and_brings_cuobjdump():
     triton = pytest.importorskip("triton")
-    assert private.triton_interprets() == triton.knobs.runtime.interpret
-    assert private.cuobjdump().is_file()
-    if not private.triton_interprets():
+    assert triton_private.triton_interprets() == triton.knobs.runtime.interpret
+    assert triton_private.cuobjdump().is_file()
+    if not triton_private.triton_interprets():
         from flopwise.kernels.multiply_add import cases
         from flopwise.kernels.resources import resources
 
         assert resources(next(cases()), 90).registers > 0
+
+
+def test_gluon_has_what_adds_by_the_copy_engine():
+    pytest.importorskip("triton.experimental.gluon")
+    libtriton = pytest.importorskip("triton._C.libtriton")
+    assert hasattr(libtriton.gluon_ir.GluonOpBuilder, "create_async_tma_reduce")
+    assert hasattr(libtriton.ir.DESCRIPTOR_REDUCE_KIND, "ADD")
+    assert triton_private.gluon_add_to_global().__triton_builtin__
 
 
 # --- The law.
@@ -494,7 +511,7 @@ def test_the_iterators_of_a_data_loader_are_known():
 def test_no_other_file_reaches_a_private_name():
     own, uses = set(OWN), []
     for path in SOURCE.rglob("*.py"):
-        if path.name != "torch_private.py":
+        if path.name not in ("torch_private.py", "triton_private.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 own.add(defined_by(node))
                 uses += [(name, f"{path.relative_to(SOURCE)}:{told}") for name, told in private_uses(node)]

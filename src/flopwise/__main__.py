@@ -2,15 +2,18 @@
 
 import sys
 
+from flopwise.marked import all_with_the_program
+
 
 def main() -> None:
     """Load the command line and run it."""
-    try:
-        from flopwise.cli.main import main as run
-    except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted\n")
-        sys.exit(130)  # as where a verb is interrupted
-    run()
+    with all_with_the_program(sys.argv):
+        try:
+            from flopwise.cli.main import main as run
+        except KeyboardInterrupt:
+            sys.stderr.write("error: interrupted\n")
+            sys.exit(130)  # as where a verb is interrupted
+        run()
 
 
 if __name__ == "__main__":

@@ -25,3 +25,9 @@ def restore(before: dict[signal.Signals, Any]) -> None:
     """As it was before `handle`."""
     for sign, handler in before.items():
         signal.signal(sign, handler)
+
+
+def interruptible() -> None:
+    """Ctrl-C ends what waits in a system call, as it does in Python; polars, once imported, has the call go on instead."""
+    if hasattr(signal, "siginterrupt"):  # not on Windows
+        signal.siginterrupt(signal.SIGINT, True)

@@ -6,16 +6,16 @@ no other file uses a private name. What takes long to import (`torch._dynamo`, `
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import fake_tensor
+from torch.utils import checkpoint as _recomputation
 from torch.utils._mode_utils import no_dispatch as no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -106,6 +106,10 @@ def saved_tensor_hook() -> Any:
     return hooks[0] if hooks else None
 
 
+# Ends the forward that a checkpoint runs again, once all that the backward pass needs is there.
+StopRecomputation: type[Exception] = _recomputation._StopRecomputationError
+
+
 def profiler_is_on() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
@@ -165,6 +169,10 @@ _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU)
 def in_fake_mode() -> bool:
     """Whether tensors made here and now are fake."""
     return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE) is not None
+
+
+def ops_are_followed() -> bool:
+    return bool(_C._len_torch_dispatch_stack())
 
 
 def is_composite(op: OpOverload) -> bool:
@@ -247,8 +255,7 @@ def apply_to(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
     """What a call of a module that was compiled in place runs; None where it is not compiled."""
-    call: Callable[..., Any] | None = module._compiled_call_impl
-    return call
+    return module._compiled_call_impl
 
 
 def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
@@ -261,7 +268,6 @@ def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 # --- Optimizers and the loss scaler.
-
 
 SCALES_GRADIENTS = "_step_supports_amp_scaling"  # an optimizer that reads `grad_scale` and `found_inf` itself
 
@@ -323,9 +329,8 @@ def _counter(group: str, name: str) -> int:
 compiled_graphs = partial(_counter, "stats", "unique_graphs")  # graphs that Dynamo has made in this process
 compiled_frames = partial(_counter, "frames", "total")  # frames that it has looked at
 captured_calls = partial(_counter, "stats", "calls_captured")  # calls that all graphs together hold
-compile_cache_hits = partial(
-    _counter, "inductor", "fxgraph_cache_hit"
-)  # graphs that came from Inductor's cache on disk
+compile_cache_hits = partial(_counter, "inductor", "fxgraph_cache_hit")  # graphs from Inductor's cache on disk
+skipped_graphs = partial(_counter, "inductor", "cudagraph_skips")  # that were to be CUDA graphs, and could not be
 
 
 def generated_kernels() -> int:
@@ -362,41 +367,6 @@ def compiler_skips(function: Any) -> bool:
     return bool(trace_rules.check(function))
 
 
-# --- Triton.
-
-
-def triton_interprets() -> bool:
-    """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1)."""
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
-
-
-def compile_triton(
-    kernel: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, Any],
-    divisible: Iterable[int],
-    arch: int,
-    options: Mapping[str, Any],
-) -> Any:
-    """A Triton kernel compiled without a GPU, for sm_`arch`. `divisible`: positions of arguments that are multiples of 16."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    attributes = {(position,): [["tt.divisibility", 16]] for position in divisible}
-    source = ASTSource(kernel, dict(signature), dict(constants), attributes)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(options))
-
-
-def cuobjdump() -> Path:
-    """NVIDIA's program that reads compiled kernels; Triton brings it along."""
-    import triton
-
-    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-
-
 # --- Tensors that stand for others.
 
 
@@ -404,18 +374,16 @@ def wrapper_tensor(
     cls: type[Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Any:
     """A tensor of a subclass that has a shape and no memory."""
-    make = torch.Tensor._make_wrapper_subclass
-    return make(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
+    return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def as_plain_tensor() -> AbstractContextManager[Any]:
     """While open, a tensor of a subclass is treated as any tensor."""
-    made: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
-    return made
+    return _C.DisableTorchFunctionSubclass()  # type: ignore[no-any-return]
 
 
 def step_hooks(optimizer: Any) -> list[Any]:
-    """The hooks that a user has put before and after an optimizer's steps, as the tables they are kept in."""
+    """The hooks that a user has put before and after an optimizer's steps, in their tables."""
     return [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
 
 
@@ -446,4 +414,4 @@ def data_loader_iterators() -> list[type]:
 
 
 def loader_workers(iterator: Any) -> int:
-    return int(getattr(iterator, "_num_workers", 0))  # a class of the user's own may do without
+    return int(getattr(iterator, "_num_workers", 0))  # a user's own class may do without

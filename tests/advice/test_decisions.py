@@ -220,9 +220,9 @@ def test_rows_are_read_back_and_a_torn_one_is_left_out(tmp_path):
     ]
     for row in rows:
         append_row(path, row)
-    assert read_rows(path, Row, "tuning") == rows
+    assert read_rows(path, Row, "tuning").rows == rows
     path.write_bytes(path.read_bytes() + b'{"row":"att')
-    assert read_rows(path, Row, "tuning") == rows
+    assert read_rows(path, Row, "tuning").rows == rows
 
 
 def test_what_was_kept_is_the_best_even_without_an_end():

@@ -35,6 +35,16 @@ def test_a_compiler_is_tried_with_our_kernels_and_without():
     )
 
 
+def test_graphs_by_the_compiler_are_tried_where_one_graph_cannot_be():
+    by_compiler = "compile = reduce-overhead"
+    assert by_compiler not in names(moves(workload("small")))
+    assert by_compiler not in names(moves(workload("small", graph="on")))
+    assert by_compiler in names(moves(workload("small", precision="fp16")))  # its loss scaling asks the host
+    assert by_compiler in names(moves(workload("py:a:b")))
+    assert by_compiler not in names(moves(workload("py:a:b"), on_gpu=False))
+    assert "graph = on, compile = default" in names(moves(workload("py:a:b", compile="reduce-overhead")))
+
+
 def test_exact_moves_leave_the_precision_alone():
     start = workload("small")
     assert "precision = bf16" in names(moves(start))
@@ -43,7 +53,7 @@ def test_exact_moves_leave_the_precision_alone():
 
 def test_fp8_is_tried_only_where_it_is_allowed_by_name():
     start = workload("small", precision="bf16-master", optimizer="flopwise")
-    fp8 = {"precision = fp8", "precision = fp8-rowwise"}
+    fp8 = {"precision = fp8"}
     assert not fp8 & set(names(moves(start)))
     assert fp8 <= set(names(moves(start, allow=["fp8"])))
     assert not fp8 & set(names(moves(start, allow=["fp8"], on_gpu=False)))

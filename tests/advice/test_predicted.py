@@ -93,6 +93,18 @@ def test_a_faster_gpu_saves_a_launch_bound_step_nothing():
     assert small.saving_ns < 0.1 * small.now.wall_ns
 
 
+def test_graphs_by_the_compiler_take_the_launches_of_what_is_compiled():
+    known_step = known(precision="bf16", batch=1, context=128, optimizer="fused")
+    whole, replayed, graph = (
+        predicted_change(known_step, levers).then
+        for levers in ({"compile": "default"}, {"compile": "reduce-overhead"}, {"compile": "default", "graph": "on"})
+    )
+    assert graph.wall_ns < replayed.wall_ns < whole.wall_ns
+    assert graph.host_ns < replayed.host_ns < 0.5 * whole.host_ns
+    of_phase = {phase.phase: phase.host_ns for phase in replayed.phases}
+    assert of_phase["optimizer"] == {phase.phase: phase.host_ns for phase in whole.phases}["optimizer"]
+
+
 def test_a_large_step_in_fp32_gains_several_times_from_bf16():
     found = predicted_change(known("large", batch=8, context=512), {"precision": "bf16"})
     assert found.saving_ns > 0.6 * found.now.wall_ns

@@ -82,6 +82,15 @@ def test_launch_bound_by_the_clocks_alone():
     assert launch_bound.check(Facts(point=point(wall=60 * MS, launch=58 * MS, busy=20 * MS, graph="on"))) is None
 
 
+def test_a_launch_bound_step_is_told_what_helps_without_a_graph():
+    slow = known(precision="bf16", batch=1, context=128)
+    lines = [line for line in launch_bound.check(slow).evidence if line.startswith("without a graph")]
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "--compile reduce-overhead",
+        "--optimizer fused --projections fused --norm triton --activation triton --rope triton",
+    ]
+
+
 def test_fp32_matmul():
     found = fp32_matmul.check(seen(("forward", "matmul", "", SGEMM, 90 * MS, 10.0)))
     assert found.saving_ns == pytest.approx(90 * MS * (1 - 66.9 / 989.4))

@@ -205,6 +205,7 @@ def test_public_servers_are_of_the_kind_they_say(name, kinds):
     assert [one.kind for one in e.serving.kinds] == kinds
 
 
+@pytest.mark.slow
 @needs_public
 def test_a_named_model_gives_the_bytes_that_a_trace_without_shapes_does_not(tmp_path):
     replay = public_trace("tl_sglang_decode_sglang")

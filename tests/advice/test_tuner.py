@@ -29,7 +29,7 @@ from flopwise.capture.interleave import Contested
 from flopwise.capture.stopping import DECIDED, MUCH_SLOWER
 from flopwise.errors import FlopwiseError
 from flopwise.records.events import AgreementResult
-from flopwise.records.run import CRASH, OOM, Agreement, Difference, PhaseMemory, PhaseTimes, Point
+from flopwise.records.run import CRASH, OOM, Agreement, Difference, PhaseMemory, PhaseTimes, Point, Ran
 from flopwise.records.tuning import BUDGET_SPENT, Begun, Ended
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Sampling, Trial, workload
@@ -397,13 +397,13 @@ def test_a_reference_that_is_not_the_same_twice_judges_nothing(few_levers):
     assert not tuned(setup(), World(MeasureStart=measured)).varies  # that one is just wrong
 
 
-def test_the_reference_measures_the_rounding_of_every_precision_that_may_be_tried():
+def test_the_reference_measures_the_rounding_of_every_precision_that_a_bundle_may_have():
     def asked(**options):
         return tuner.next_action(tuner.begin(setup(**options))).precisions
 
-    assert asked(memory_bytes=ROOMY) == ("fp32", "bf16", "bf16-master", "tf32")
+    assert asked(memory_bytes=ROOMY) == ("fp32", "bf16", "bf16-master")
     assert asked() == ("fp32", "bf16")
-    assert asked(memory_bytes=ROOMY, allow=("fp8",)) == ("fp32", "bf16", "bf16-master", "tf32", "fp8", "fp8-rowwise")
+    assert asked(memory_bytes=ROOMY, allow=("fp8",)) == ("fp32", "bf16", "bf16-master", "fp8")
     assert asked(precision="bf16", keep_exact=True) == ("bf16",)
 
 
@@ -466,6 +466,22 @@ def test_a_throttled_gpu_is_noted(few_levers):
     hot = World(Finish=lambda action: Finished(throttle=((), ("software power cap",), ("software power cap",))))
     (note,) = tuned(setup(), hot).rows[-1].notes
     assert "throttled (software power cap) in 2 of 3 measurements" in note
+
+
+def test_the_layers_that_are_in_fp8_are_told_at_the_end(few_levers):
+    few_levers()
+    world, told = World(), "4 linear layers in fp8; not head (outside the blocks)"
+    right = world.answer
+
+    def answer(action, state):
+        found = right(action, state)
+        if not isinstance(action, MeasureStart):
+            return found
+        ran = msgspec.structs.replace(found.point.ran or Ran(device="cuda"), linear=told)
+        return msgspec.structs.replace(found, point=msgspec.structs.replace(found.point, ran=ran))
+
+    world.answer = answer
+    assert tuned(setup(), world).rows[-1].notes == (told,)
 
 
 def test_an_answer_to_another_question_is_refused():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwise.analysis.comparison import compare_samples
+from flopwise.analysis.comparison import Sides, compare_each, compare_samples
 from flopwise.errors import FlopwiseError
 
 from .noise import mixed, spread
@@ -137,3 +137,16 @@ def test_nothing_to_compare_is_refused_with_a_hint(a: list[list[int]], b: list[l
     with pytest.raises(FlopwiseError) as refused:
         compare_samples(a, b, paired=False)
     assert refused.value.hint
+
+
+def test_pairs_compared_at_once_are_each_as_alone():
+    rng = np.random.default_rng(7)
+    asked = []
+    for place in range(120):
+        shift, n, m = 1 + 0.02 * rng.normal(), *rng.integers(1, 30, 2)
+        a = [rng.lognormal(10, 0.03, n) for _ in range(1 + place % 3)]
+        b = [shift * rng.lognormal(10, 0.03, n if place % 2 else m) for _ in range(1 + place % 4)]
+        asked.append(Sides(a, b, bool(place % 5), bool(place % 7), (0.05, 0.01)[place % 4 == 0]))
+    alone = [compare_samples(a, b, paired=p, together=t, error_rate=e, threshold=0.02) for a, b, p, t, e in asked]
+    assert compare_each(asked, 0.02) == alone
+    assert len({found.verdict for found in alone}) > 2

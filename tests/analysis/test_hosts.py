@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from flopwise.analysis.hosts import different_hosts, several_hosts
+from flopwise.analysis.hosts import different_environments, different_hosts, several_environments, several_hosts
 from flopwise.analysis.matching import Compared, compare_points
 from flopwise.records.run import Environment, Gpu, PhaseTimes, Point, RunHeader
 from flopwise.render.comparison_view import comparison_view
@@ -15,7 +15,7 @@ from flopwise.store import StoredRun
 
 def point(host, batch=1, ns=1_000_000, gpu=None):
     trial = Trial(workload=workload("tiny", batch=batch), sampling=Sampling(), device="cpu")
-    there = Environment(flopwise="1", python="3", torch="2", host=host, gpu=gpu)
+    there = Environment(flopwise="1", python="3", torch="2", cpu="one", host=host, gpu=gpu)
     times = (PhaseTimes(phase="step", wall_ns=tuple(ns + i for i in range(20))),)
     return Point(key=trial.key(), trial=trial, status="ok", phases=times, environment=there)
 
@@ -61,3 +61,17 @@ def test_a_comparison_across_hosts_says_so(a, b, said):
 def test_an_old_row_without_a_host_reads_as_the_machine_itself():
     row = msgspec.json.encode(point("n1")).replace(b',"host":"n1"', b"")
     assert msgspec.json.decode(row, type=Point).environment.host == ""
+
+
+@pytest.mark.parametrize("change", [{"torch": "3"}, {"cpu": "another"}, {"gpu": H100}])
+def test_another_environment_is_named_in_a_run_and_in_a_comparison(tmp_path, change):
+    one, two, same = point(""), point("", batch=2), point("", batch=3)
+    there = msgspec.structs.replace(two.environment, **change)
+    two = msgspec.structs.replace(two, environment=there)
+    assert several_environments([one, same]) == different_environments([(one, same)]) == ""
+    assert "measured with 2 environments" in several_environments([one, two, same])
+    (table, *_) = run_view(stored(tmp_path, one, two, same)).tables
+    assert "environment" in [column.key for column in table.columns]
+    assert "measured with 2 environments" in " ".join(text_of(stored(tmp_path, one, two, same)).split())
+    compared = Compared(((one, two, compare_points(one, two)),))
+    assert any("different environments" in note for note in comparison_view(compared).document["notes"])

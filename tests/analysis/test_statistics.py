@@ -1,10 +1,14 @@
+import math
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwise.errors import FlopwiseError
-from flopwise.statistics import block_length, estimate, shown_drift
+from flopwise.resampling import _ar1_length, _politis_white_length, block_lengths, shown_drifts
+from flopwise.statistics import estimate, estimates
 
 from .noise import spread
 
@@ -71,10 +75,11 @@ def test_the_same_samples_give_the_same_answer() -> None:
 def test_blocks_follow_the_data() -> None:
     rng = np.random.default_rng(3)
     noise = rng.normal(size=400)
-    assert block_length(noise) == 1
     walk = np.cumsum(noise)
-    assert block_length(walk) >= 20
-    assert block_length(walk + 0 * noise) == block_length(1e6 * walk)  # ranks: no unit
+    of_noise, of_walk, scaled = block_lengths(np.stack([noise, walk, 1e6 * walk]))
+    assert of_noise == 1
+    assert of_walk >= 20
+    assert scaled == of_walk  # ranks: no unit
 
 
 def test_blocks_widen_the_interval() -> None:
@@ -89,8 +94,7 @@ def test_drift_is_told_from_noise() -> None:
     noise = rng.lognormal(0, 0.01, 100)
     assert estimate(noise).drift == 0
     assert estimate(noise * np.linspace(1, 1.2, 100)).drift == pytest.approx(0.15 / 1.1, rel=0.1)  # quarter to quarter
-    false = sum(shown_drift(rng.lognormal(0, 0.01, 40)) > 0 for _ in range(300))
-    assert false <= 10  # 1 % expected
+    assert (shown_drifts(rng.lognormal(0, 0.01, (300, 40))) > 0).sum() <= 10  # 1 % expected
 
 
 @pytest.mark.parametrize("correlated", [False, True])
@@ -99,3 +103,60 @@ def test_a_hundred_thousand_samples_are_no_burden(correlated: bool) -> None:
     x = 1e6 + (np.cumsum(x) if correlated else x)
     whole = estimate(x)  # a quadratic step in it would take minutes
     assert whole.low <= whole.median <= whole.high
+
+
+def plain_estimate(x):
+    """What `estimate` is defined as, of one run by itself: the median, its interval, drift and the length of blocks."""
+    n, block = x.size, 1
+    medians = [float(np.median(part)) for part in np.array_split(x, 4)] if n >= 6 else [0.0]
+    quarters = [np.sign(part - np.median(x)) for part in np.array_split(x, 4)]
+    drifted = sum(part.sum() ** 2 / part.size for part in quarters if part.size) > 11.345
+    drift = np.ptp(medians) / np.median(x) if drifted and np.median(x) > 0 else 0.0
+    if n < 6:
+        return np.median(x), x.min() if n > 1 else None, x.max() if n > 1 else None, drift, block
+    if np.ptp(x):
+        _, tied, counts = np.unique(x, return_inverse=True, return_counts=True)
+        rank = (np.cumsum(counts) - counts / 2)[tied]
+        rank -= rank.mean()
+        longest = math.ceil(min(3 * math.sqrt(n), n / 3))
+        correlation = np.array([rank[: n - lag] @ rank[lag:] for lag in range(longest + 1)]) / (rank @ rank)
+        best = max(_ar1_length(correlation[1], n), _politis_white_length(correlation, n))
+        block = max(1, min(longest, round(best)))
+    rng, k = np.random.default_rng(0), (n + 1) // 2
+    if block == 1:
+        lower = rng.beta(k, n - k + 1, 1000)
+        upper = lower if n % 2 else lower + (1 - lower) * rng.beta(1, n - k, 1000)
+        resampled = (np.sort(x)[(n * lower).astype(int)] + np.sort(x)[np.minimum((n * upper).astype(int), n - 1)]) / 2
+    else:
+        starts = rng.integers(n, size=(1000, -(-n // block), 1))
+        resampled = np.median(x[(starts + np.arange(block)).reshape(1000, -1)[:, :n] % n], axis=1)
+    z, freedom = NormalDist().inv_cdf(0.975), max(1.0, n / block - 1)
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    tail = 100 * NormalDist().cdf(-t * math.sqrt((freedom + 1) / freedom))
+    low, high = np.percentile(resampled, [tail, 100 - tail])
+    return np.median(x), min(low, np.median(x)), max(high, np.median(x)), drift, block
+
+
+kinds = {
+    "noise": lambda rng, n: rng.lognormal(10, 0.05, n),
+    "walk": lambda rng, n: np.exp(10 + np.cumsum(rng.normal(0, 0.01, n))),
+    "ties": lambda rng, n: rng.integers(1, 5, n).astype(float),
+    "equal": lambda rng, n: np.full(n, 7.0),
+    "drift": lambda rng, n: np.round(rng.lognormal(10, 0.02, n) * np.linspace(1, 1.2, n)),
+}
+
+
+def test_thousands_of_runs_at_once_are_each_as_defined() -> None:
+    rng = np.random.default_rng(5)
+    runs = [kinds[kind](rng, int(rng.integers(1, 50))) for kind in kinds for _ in range(60)]
+    rng.shuffle(places := np.arange(len(runs)))
+    together = estimates([runs[i] for i in places])
+    methods = set()
+    for place, found in zip(places, together, strict=True):
+        median, low, high, drift, block = plain_estimate(runs[place])
+        assert (found.median, found.low, found.high) == (median, low, high)
+        assert found.drift == pytest.approx(drift)
+        assert (found.method == "block bootstrap") == (block > 1)
+        assert found == estimate(runs[place])
+        methods.add(found.method)
+    assert methods == {"single", "range", "bootstrap", "block bootstrap"}

@@ -44,6 +44,9 @@ def fills(found):
             assert math.fsum(part.by_class.values()) == pytest.approx(part.ns, rel=1e-9)
     order = [w.PARTS.index(part.name) for part in found.parts]
     assert order == sorted(set(order))
+    if found.limit is not None:
+        assert math.fsum(cause.ns for cause in found.limit.causes) == pytest.approx(found.step_ns, rel=1e-9)
+        assert math.fsum(cause.least_ns for cause in found.limit.causes) == pytest.approx(found.limit.limit_ns)
     return found
 
 

@@ -139,6 +139,7 @@ def test_a_loop_around_its_batches_ends_with_the_screen(script, capsys):
     assert capsys.readouterr().out == "flopwise: 3 steps were seen, too few to time any\n"
 
 
+@pytest.mark.slow
 def test_a_kill_without_a_warning_keeps_what_was_stored_meanwhile(script, tmp_path):
     path = script("""
         from flopwise.capture.loop import watcher

@@ -59,6 +59,7 @@ def interrupted_at(word: str, tmp_path: Path, program: str, sign: signal.Signals
     return lines
 
 
+@pytest.mark.slow
 def test_a_loop_of_benches_stops_and_keeps_what_was_measured(tmp_path):
     program = """
         try:

@@ -326,6 +326,7 @@ def script(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_script_measures_its_own_function(script):
     done = script('if __name__ == "__main__":\n    measured(make)')
     assert done.stdout == "sub/script.py:make ok\n", done.stderr

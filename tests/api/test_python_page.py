@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import flopwise
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
@@ -14,6 +16,7 @@ def test_every_public_name_is_on_the_page():
     assert set(re.findall(r"flopwise\.(\w+)", PAGE)) <= set(flopwise.__all__)
 
 
+@pytest.mark.slow
 def test_the_examples_run_in_their_order(tmp_path, monkeypatch, capsys):
     """They share what they define; the file that they import is one of them."""
     (file,) = (block for block in BLOCKS if block.startswith("# my_steps.py"))

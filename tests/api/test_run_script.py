@@ -35,6 +35,7 @@ def test_a_script_is_ended_politely_and_its_run_stored(script, capsys):
     assert "cleaned up __main__ ['--debug', 'x y']" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_with_go_on_it_runs_to_its_own_end_and_has_its_exit_code(script, capsys):
     path = script("""
         for n in range(5000): step()

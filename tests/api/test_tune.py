@@ -24,6 +24,7 @@ def run(tmp_path, **options):
     return tune("tiny", batch=1, context=32, device="cpu", seconds=0.1, budget=300.0, runs=tmp_path, **options)
 
 
+@pytest.mark.slow
 def test_levers_are_rows_and_one_that_cannot_run_is_one_too(tmp_path, few_levers, monkeypatch):
     monkeypatch.setattr(stopping, "MUCH_SLOWER_ROUNDS", 10**9)  # on a busy machine two rounds may say anything
     few_levers(attention=("sdpa",), graph=("on",))

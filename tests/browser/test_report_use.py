@@ -99,6 +99,7 @@ def test_without_a_network_perfetto_is_not_tried(opened, page_file):
     assert page.evaluate("window.tried") is None
 
 
+@pytest.mark.slow
 def test_perfetto_that_does_not_answer_is_told_and_the_same_file_may_be_chosen_again(opened, page_file, tmp_path):
     trace = tmp_path / "t.json"
     trace.write_text(json.dumps({"traceEvents": []}))
@@ -114,8 +115,11 @@ def test_perfetto_that_does_not_answer_is_told_and_the_same_file_may_be_chosen_a
         chosen.value.set_files(trace)
         page.wait_for_function(f"window.tries === {tries}")
         page.wait_for_function("document.getElementById('said').textContent.startsWith('waiting')")
-        page.clock.run_for(61_000)
-        assert "no answer from Perfetto" in page.locator("#said").inner_text()
+        told = []
+        while len(told) < 70 and "no answer from Perfetto" not in "".join(told[-1:]):  # what is told goes away again
+            page.clock.run_for(1_000)
+            told.append(page.locator("#said").inner_text())
+        assert "no answer from Perfetto" in told[-1]
 
 
 LAB = Path(__file__).parents[2] / "benchmarks" / "results" / "h200-2026-11" / "lab"

@@ -1,5 +1,7 @@
 """Stands in for nsys in the tests: runs what it is given, or fails as FAKE_NSYS says; exports the file FAKE_NSYS_EXPORT."""
 
+import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -26,11 +28,15 @@ def profile():
         return 1
     job = json.loads(Path(command[-1]).read_text())
 
-    def say(event, **fields):
-        with open(job["events"], "a") as events:
-            events.write(json.dumps({"event": event} | fields) + "\n")
+    counts = itertools.count()
 
-    code = subprocess.run(command, check=False).returncode if MODE == "run" else pretend(say)
+    def say(event, **fields):
+        head, body = f"step {next(counts)}".encode(), json.dumps({"event": event} | fields).encode()
+        digest = hashlib.blake2b(head + body, key=job["key"].encode(), digest_size=8).hexdigest()
+        with open(job["events"], "ab") as events:
+            events.write(b"%s %s %s\n" % (head, digest.encode(), body))
+
+    code = subprocess.run(command, check=False).returncode if MODE == "run" else pretend(say, job)
     if MODE != "no-report":
         Path(option("output").replace("%%", "%") + ".nsys-rep").write_text("a report")
     else:
@@ -38,13 +44,16 @@ def profile():
     return code
 
 
-def pretend(say):
+def pretend(say, job):
     """What the process under nsys would say."""
     if MODE == "hangs":
         # A step outside the group of nsys, which nsys's own end would not end.
         words = (sys.executable, "-c", "import time; time.sleep(100)", "flopwise.capture.nsys_target")
-        say("Started", pid=subprocess.Popen(words, start_new_session=True).pid)  # the test waits for this line
+        pid = subprocess.Popen(words, start_new_session=True).pid
+        Path(os.environ["FAKE_NSYS_PID"]).write_text(f"{pid}\n")  # the test waits for it
         time.sleep(100)
+    if MODE == "writes-anywhere":
+        Path(job["events"]).write_bytes(b'{"event": "Done", "status": "ok"}\n')
     say("Started", pid=2**22)
     if MODE == "crashes":
         print("Segmentation fault")

@@ -51,9 +51,70 @@ def asks(device):
 
 def writes_anywhere(device):
     def step():
+        for fd in range(3, 4096):
+            with contextlib.suppress(OSError):
+                os.write(fd, b"noise\n")
+
+    return step
+
+
+def writes_low(device):
+    def step():
         for fd in range(3, 64):
             with contextlib.suppress(OSError):
                 os.write(fd, b"noise\n")
+
+    return step
+
+
+def closes_all(device):
+    """As a daemon does; and the numbers are given to files of the step's own."""
+
+    def step():
+        os.closerange(3, 4096)
+        for _ in range(3, 1000):
+            os.open(os.devnull, os.O_WRONLY)
+
+    return step
+
+
+def forks_and_returns(device):
+    return lambda: os.fork()
+
+
+def leaves_processes(device):
+    """A child in a session of its own whose parent is gone; their numbers are printed."""
+
+    def step():
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                print("left", os.getpid(), flush=True)
+                time.sleep(1000)
+            os._exit(0)
+        os.wait()
+
+    return step
+
+
+def prints_much(device):
+    print("the beginning", flush=True)
+
+    def step():
+        for _ in range(160):
+            os.write(1, b"x" * (1 << 16))
+        print("\nthe end", flush=True)
+
+    return step
+
+
+def counts_descriptors(device):
+    """Which it has beyond the standard ones, and whether any leads to a pipe that can be read."""
+
+    def step():
+        for name in sorted(os.listdir("/proc/self/fd"), key=int):
+            with contextlib.suppress(OSError):
+                print("descriptor", name, os.readlink(f"/proc/self/fd/{name}"), flush=True)
 
     return step
 

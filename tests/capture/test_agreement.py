@@ -134,7 +134,7 @@ def test_the_same_step_with_other_roundings_is_right(judge, precision, nudge):
 FAULTS = {"summed": 1, "no decay": 1, "stale": 2, "shifted": 1, "eps": 1, "frozen": 1, "rate": 1, "half norm": 1}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_refused(judge, precision, fault):
     found = disagreement(judge(precision, fault=fault))

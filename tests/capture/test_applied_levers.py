@@ -154,6 +154,7 @@ def test_compiled_blocks_are_one_graph_and_the_whole_is_another():
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize(("compiled", "graphs"), [("default", 2), ("blocks", 1)])
 def test_torchs_own_modules_are_compiled_and_stay_what_they_are(compiled, graphs):
@@ -171,6 +172,7 @@ def test_torchs_own_modules_are_compiled_and_stay_what_they_are(compiled, graphs
     assert calls == ["before", "after"]
 
 
+@pytest.mark.slow
 def test_modules_of_torchs_own_that_differ_have_graphs_of_their_own_with_fixed_shapes():
     shapes = []
 

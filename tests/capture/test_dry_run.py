@@ -47,6 +47,7 @@ def test_a_forward_pass_takes_what_the_h200_measured():
     assert run.phases[0].reserved_bytes == 950_009_856
 
 
+@pytest.mark.slow
 def test_mixed_precision_training_is_within_a_thousandth_of_the_h200():
     run = dry_run(workload("small", precision="bf16", optimizer="fused"))
     assert run.attention == ("cudnn",)
@@ -124,6 +125,7 @@ def test_recomputed_ops_are_told_apart_and_the_blocks_keep_less():
     "options",
     [
         {"set": LAYERS | {"n_kv_heads": 2, "norm_kind": "layer", "tied": True}, "precision": "bf16", "loss": "chunked"},
+        {"set": LAYERS, "precision": "bf16-master"},  # whose optimizer keeps something from the beginning
         pytest.param(
             {
                 "set": {"n_layers": 13, "mlp": "gelu", "positions": "learned", "max_context": 16},
@@ -207,6 +209,7 @@ def test_deep_copied_modules_keep_their_parameters_and_names(monkeypatch, step):
     assert {"0.0", "1.0"} <= {op.module for op in run.ops if op.kind == "matmul"}
 
 
+@pytest.mark.slow
 def test_the_transformers_librarys_own_model(tmp_path):
     pytest.importorskip("transformers")
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -323,6 +323,7 @@ def test_a_tape_frees_what_it_allocated_and_nothing_else():
                 assert number in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["full", "chunked"])
 def test_shape_simulator_and_dry_run_agree_on_bytes_with_a_large_vocabulary(loss):
     """A past bug: the dry run read AdamW's gradients twice in one operation, and log probabilities for their shape."""

@@ -99,6 +99,7 @@ def test_every_process_leaves_its_samples(together):
         assert [len(one) for one in times.by_process("wall")] == [3, 3]
 
 
+@pytest.mark.slow
 def test_where_two_do_not_fit_they_are_measured_one_after_the_other(monkeypatch):
     from flopwise.capture import interleave
 

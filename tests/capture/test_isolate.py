@@ -47,7 +47,6 @@ def test_phases_are_timed_and_sum_to_the_step(worker, own_step):
         ("raises", ERROR, "ValueError: no luck"),
         ("stops_to_debug", ERROR, "breakpoint()"),
         ("asks", ERROR, "EOFError"),
-        ("writes_anywhere", CRASH, "flopwise's own pipe"),
         ("quits", ERROR, "SystemExit: 3"),
         ("out_of_memory", OOM, "memory"),
         ("wrong_return", ERROR, "returned"),

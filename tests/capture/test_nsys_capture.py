@@ -56,6 +56,7 @@ def fake(tmp_path, monkeypatch, export_file):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_NSYS_SAW", str(tmp_path / "saw.json"))
+    monkeypatch.setenv("FAKE_NSYS_PID", str(tmp_path / "step-pid"))
     monkeypatch.setenv("FAKE_NSYS_EXPORT", str(export_file))
     return SimpleNamespace(
         program=str(program),
@@ -163,15 +164,6 @@ def ended(pid):
 
 
 @pytest.fixture
-def pids(monkeypatch):
-    """Every process that the capture looked at when it ended it."""
-    seen = []
-    is_ours = nsys._is_ours
-    monkeypatch.setattr(nsys, "_is_ours", lambda pid: seen.append(pid) or is_ours(pid))
-    return seen
-
-
-@pytest.fixture
 def once(monkeypatch, tmp_path):
     """Once the file is there, time has run out, or the user presses Ctrl-C."""
 
@@ -189,12 +181,11 @@ def once(monkeypatch, tmp_path):
     return arrange
 
 
-def test_a_time_out_ends_nsys_and_the_step(trace, pids, once):
-    once("*/partial-*/events.jsonl", late_s=1000.0)
+def test_a_time_out_ends_nsys_and_the_step(trace, once, tmp_path):
+    once("step-pid", late_s=1000.0)
     _, done = trace("hangs")
     assert (done.status, done.reason) == (TIMEOUT, "nsys profile took longer than --timeout")
-    assert len(pids) == 1
-    assert ended(pids[0])
+    assert ended(int((tmp_path / "step-pid").read_text()))
 
 
 def test_an_export_without_end_is_a_time_out(trace, once):
@@ -203,12 +194,11 @@ def test_an_export_without_end_is_a_time_out(trace, once):
     assert (done.status, done.reason) == (TIMEOUT, "nsys export took longer than --timeout")
 
 
-def test_ctrl_c_ends_nsys_and_the_step(trace, pids, once):
-    once("*/partial-*/events.jsonl", interrupt=True)
+def test_ctrl_c_ends_nsys_and_the_step(trace, once, tmp_path):
+    once("step-pid", interrupt=True)
     _, done = trace("hangs")
     assert (done.status, done.reason) == (INTERRUPTED, "while nsys traced the step")
-    assert len(pids) == 1
-    assert ended(pids[0])
+    assert ended(int((tmp_path / "step-pid").read_text()))
 
 
 @pytest.mark.slow

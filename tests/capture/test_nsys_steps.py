@@ -112,7 +112,7 @@ def job(monkeypatch):
 
     def make(name):
         trial = Trial(workload=workload(f"py:steps:{name}"), sampling=Sampling(seconds=0.1, warmup=1), device="cpu")
-        return NsysJob(trial=trial, trace=TraceRequest(path="trace"), events="", timeout_s=60.0)
+        return NsysJob(trial=trial, trace=TraceRequest(path="trace"), events="", key="", timeout_s=60.0)
 
     return make
 

@@ -50,6 +50,7 @@ def test_bench_takes_every_way(way, tmp_path):
     assert len(run.points[0].ranks) == 2
 
 
+@pytest.mark.slow
 def test_bench_has_a_row_of_every_rank(tmp_path):
     run = flopwise.bench("tiny", parallel="ddp", ranks=2, samples=3, warmup=1, runs=tmp_path, **SIZES)
     point = run.points[0]

@@ -1,5 +1,6 @@
 """Probes of a machine's limits, at sizes that tell nothing but run everywhere."""
 
+import pytest
 import torch
 
 from flopwise.capture.calibrate import different_kernels
@@ -35,6 +36,7 @@ def test_every_probe_runs_and_says_what_it_moved():
     assert (there.shape, back.shape, there.dtype) == ((1, 8, 4, 16), (1, 16, 4, 8), "fp32, backward")
 
 
+@pytest.mark.slow
 def test_half_precision_and_cold_inputs_run_where_they_are_asked_for():
     cpu = torch.device("cpu")
     for run, moved in memory_runs(cpu, 1 << 16, half=True).values():

@@ -87,6 +87,7 @@ def test_the_lectures_training_run(capsys):
     assert told["gpus"][0]["largest_batch"] == 0
 
 
+@pytest.mark.slow
 def test_eight_bit_states_leave_room_for_more(capsys):
     full, eight = (read(capsys, "small", "--gpu", "l4", "--optimizer-bits", bits)["gpus"][0] for bits in ("32", "8"))
     assert eight["largest_batch"] > full["largest_batch"]
@@ -279,6 +280,7 @@ def test_an_operation_without_a_forward_pass_is_accounted_for(capsys):
     assert [m["moment"] for m in told["memory"]["moments"]] == ["start of the step", "peak"]
 
 
+@pytest.mark.slow
 def test_a_changed_field_reaches_transformers_own_model(tmp_path):
     """A past bug: it was in the label alone."""
     pytest.importorskip("transformers")

@@ -67,7 +67,7 @@ BAD = {
     "heads": (("bench", "small", "--set", "n_heads=7"), "n_heads = 7 does not divide d_model = 768", "allowed"),
     "unknown field": (("bench", "tiny", "--set", "heads=7"), "no field 'heads'", "n_heads"),
     "not an assignment": (("bench", "tiny", "--set", "n_heads"), "not FIELD=VALUE", "n_layers=2"),
-    "lever": (("bench", "tiny", "--precision", "fp8"), "precision = 'fp8'", "bf16"),
+    "lever": (("bench", "tiny", "--precision", "fp4"), "precision = 'fp4'", "bf16"),
     "lever of another": (("bench", "op:gelu", "--attention", "naive"), "means nothing to op:gelu", "activation"),
     "operation": (("bench", "op:matmull"), "no operation 'op:matmull'", "matmul"),
     "context": (("bench", "gpt2", "--context", "4096"), "context = 4096", "1024"),
@@ -202,6 +202,7 @@ def test_runs_are_listed_shown_tagged_and_removed(bench):
     assert flopwise("runs", "rm", "../..", cwd=cwd).returncode == 2
 
 
+@pytest.mark.slow
 def test_in_turns_gives_a_verdict(tmp_path):
     done = flopwise(
         "bench",
@@ -296,6 +297,7 @@ def test_every_verb_has_help_with_an_example(verb, tmp_path):
     assert shown[example + 1].strip()
 
 
+@pytest.mark.slow
 def test_without_torch_runs_are_read_and_bench_says_what_to_install(bench):
     """A laptop without torch: `sitecustomize` hides it."""
     cwd, _, _ = bench

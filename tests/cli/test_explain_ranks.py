@@ -54,6 +54,7 @@ def test_tables_and_the_record_have_every_rank(run, traces):
     assert record["findings"][0]["rule"] == "straggler"
 
 
+@pytest.mark.slow
 def test_the_picture_and_the_page_show_the_lanes(run, traces, tmp_path):
     assert run("explain", traces, "-o", "ranks.svg")[0] == 0
     assert "rank 5" in (tmp_path / "ranks.svg").read_text()

@@ -15,6 +15,12 @@ from flopwise.records.plan import read_plan
 ASKED = ("plan", "llama3-8b", "--gpu", "h100", "--gpus", "64", "--tokens", "15T", "--price", "2.5")
 
 
+@pytest.fixture(scope="module")
+def asked(cli):
+    """The plan as JSON, made once."""
+    return cli(*ASKED, "--format", "json")[1]
+
+
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "tiny"])
 def test_the_answer_is_one_screen(run, model):
     code, out, err = run(ASKED[0], model, *ASKED[2:])
@@ -25,8 +31,8 @@ def test_the_answer_is_one_screen(run, model):
         assert words in out
 
 
-def test_days_hours_and_money_follow_from_the_step(run):
-    found = json.loads(run(*ASKED, "--format", "json")[1])
+def test_days_hours_and_money_follow_from_the_step(asked):
+    found = json.loads(asked)
     step = found["best"]["step"]
     assert found["schema"] == "flopwise.plan/1"
     assert sum(step["parts"].values()) == pytest.approx(step["wall_s"])
@@ -105,6 +111,7 @@ def test_the_file_is_read_back_and_set_beside_ranks(run, tmp_path):
     assert "The plan beside the ranks" in run("explain", "job", "--plan", "plan.json", "--full")[1]
 
 
+@pytest.mark.slow
 def test_tables_and_pictures(run, tmp_path):
     full = run(*ASKED, "--full")[1]
     for title in ("Layouts, the best first", "Where a step's time goes", "Memory of the fullest GPU"):
@@ -218,21 +225,22 @@ def test_a_file_that_is_no_plan_is_refused(run, tmp_path, text):
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (("best", "step", "parts", "matmuls"), 1e300, "'matmuls' takes 1e+300 seconds"),
+        (("best", "step", "parts", "matmuls"), 1e300, "a number that is too large is impossible"),
         (("best", "step", "parts", "matmuls"), -1.0, "'matmuls' takes -1.0 seconds"),
-        (("best", "step", "hidden_s"), {"x" * 999: 1e300}, "takes 1e+300 seconds"),
+        (("best", "step", "hidden_s"), {"x" * 999: 1e300}, "hidden_s = 1e+300 is impossible"),
         (("best", "layout", "data"), 0, "data = 0 is not allowed"),
         (("best", "layout", "recompute"), "\x1b[31m", "recompute ="),
         (("gpus",), "many", "is not a plan"),
-        (("best", "step", "wall_s"), -1, "'a step' takes -1.0 seconds"),
+        (("best", "step", "wall_s"), -1, "wall_s = -1 is impossible"),
         (("best", "step", "wall_s"), 0, "a step takes no time"),
         (("best", "step", "mfu"), 99, "mfu = 99.0 is not allowed"),
         (("best", "step", "parts", "matmuls"), 1e6, "the parts of a step add up to"),
-        (("others", 0, "step", "wall_s"), -1, "'a step' takes -1.0 seconds"),
+        (("others", 0, "step", "wall_s"), -1, "wall_s = -1 is impossible"),
     ],
 )
-def test_a_plan_that_was_tampered_with_is_refused(run, tmp_path, place, value, says):
-    found = json.loads(run(*ASKED, "--format", "json")[1])
+def test_a_plan_that_was_tampered_with_is_refused(asked, tmp_path, monkeypatch, place, value, says):
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(asked)
     inner = found
     for key in place[:-1]:
         inner = inner[key]
@@ -260,7 +268,8 @@ def test_measured_links_replace_the_datasheets(run, monkeypatch):
     points = [
         point("all-reduce", n, 1e5 + n, 8, backend="nccl", device="cuda:0") for n in (10**6, 10**9)
     ]  # 1 GB/s, where NVLink has hundreds
-    kept = SimpleNamespace(load=lambda found: SimpleNamespace(points=points))
+    stored = SimpleNamespace(sound=lambda: SimpleNamespace(points=points))
+    kept = SimpleNamespace(load=lambda found: stored)
     monkeypatch.setattr(api, "StoredRun", kept)
     monkeypatch.setattr(api, "find", lambda name, root: name)
     asked = ("plan", "llama3-8b", "--gpu", "h100", "--gpus", "8", "--tp", "8", "--format", "json")
@@ -274,6 +283,7 @@ def test_measured_links_replace_the_datasheets(run, monkeypatch):
     assert "no collective of GPUs" in err
 
 
+@pytest.mark.slow
 def test_uneven_experts_and_an_offloaded_optimizer_are_seen(run):
     asked = ("plan", "mixtral-8x7b", "--gpu", "h100", "--gpus", "64", "--ep", "8", "--format", "json")
     even, uneven, away = (

@@ -63,6 +63,7 @@ def test_a_price_is_not_asked_for_again():
     assert "--price 2.5" in shown()
 
 
+@pytest.mark.slow
 def test_notes_leave_it_on_one_screen():
     given = {"link": "nvlink4", "memory_limit": 90 * 10**9, "global_batch": "4M-tokens", "tokens": 15e12, "price": 2.5}
     for model, gpus in (("mixtral-8x7b", 64), ("llama3-70b", 128)):

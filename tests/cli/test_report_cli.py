@@ -58,7 +58,8 @@ def test_annotations_of_a_failed_gate():
     from flopwise.records.comparison import SLOWER, Comparison
     from flopwise.render.comparison_view import annotations
 
-    point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny\n::error::b4 50%")))
+    trial = SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny\n::error::b4 50%"))
+    point = SimpleNamespace(trial=trial, environment=None)
     slower = Comparison(
         ratio=1.2, low=1.1, high=1.3, verdict=SLOWER, reason="", n_a=9, n_b=9, paired=False, drift=0.0
     )  # fmt: skip
@@ -84,7 +85,7 @@ def test_annotations_are_sentences(verdict, level, said):
     from flopwise.records.comparison import Comparison
     from flopwise.render.comparison_view import annotations
 
-    point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")))
+    point = SimpleNamespace(trial=SimpleNamespace(workload=SimpleNamespace(label=lambda: "tiny")), environment=None)
     c = Comparison(ratio=1.01, low=1.0, high=1.02, verdict=verdict, reason="", n_a=9, n_b=9, paired=False, drift=0.0)
     assert annotations(Compared(((point, point, c),)), None).startswith(
         f"::{level} title=flopwise compare::{said} A's time"

@@ -91,6 +91,7 @@ def test_the_generated_code_is_read_and_kept(tmp_path, monkeypatch):
     assert "cpp_fused" in (tmp_path / "0.py").read_text()
 
 
+@pytest.mark.slow
 def test_what_the_compiler_raises_is_a_row(tmp_path, monkeypatch):
     def fails(function, x):
         raise RuntimeError("no compiler\nat all")

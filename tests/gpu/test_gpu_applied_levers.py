@@ -49,8 +49,18 @@ def test_joined_projections_run_on_the_gpu(measure, levers):
     assert (separate.status, fused.status) == (OK, OK)
 
 
+def test_the_compilers_graphs_replay_and_their_memory_is_counted(measure):
+    whole, replayed = (measure("small", compile=c, optimizer="fused", **DEEP) for c in ("default", "reduce-overhead"))
+    assert (whole.status, replayed.status) == (OK, OK)
+    launched = [median(point.times().launch_ns) for point in (whole, replayed)]
+    assert launched[1] < launched[0]  # some hundred launches less
+    peaks = [max(one.peak_bytes for one in point.memory) for point in (whole, replayed)]
+    assert peaks[1] > 0.8 * peaks[0]
+
+
 OUTSIDE = [
     {}, {"precision": "bf16"}, {"precision": "tf32"}, {"optimizer": "fused"}, {"compile": "default"}, {"compile": "blocks"},
+    {"compile": "reduce-overhead"}, {"compile": "reduce-overhead", "precision": "bf16", "optimizer": "fused"},
     {"checkpoint": 1}, {"graph": "on"}, {"precision": "bf16", "attention": "sdpa-flash"},
     {"precision": "bf16", "attention": "sdpa-cudnn", "graph": "on", "optimizer": "fused", "compile": "blocks"},
     {"precision": "bf16", "graph": "on", "checkpoint": 1},

@@ -28,6 +28,7 @@ MODES = {
     "graph": {"graph": "on"},
     "compile": {"compile": "default"},
     "compile and graph": {"compile": "default", "graph": "on"},
+    "graphs by the compiler": {"compile": "reduce-overhead"},
 }
 SIZE = {"batch": 2, "context": 256, "phase": "train"}
 

@@ -1,6 +1,7 @@
 """The scripts in examples/ run as they say, and end with their screen."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def example(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_script_as_it_is(example):
     small = ("--layers", "1", "--width", "64", "--batch", "2", "--context", "16", "--accumulate", "2")
     shown = example("-m", "flopwise", "run", "--steps", "5", str(EXAMPLES / "gpt.py"), *small)
@@ -41,7 +43,8 @@ def test_a_loop_watched_from_inside(example):
 def test_several_processes_are_one_run(example, tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     shown = example(*torchrun, "-m", "flopwise", "run", "--steps", "5", str(EXAMPLES / "ddp.py"))
-    assert "2 ranks:" in shown
+    together = "2 ranks:|of the mean rank's step"  # on a busy machine one may hold up the other
+    assert re.search(together, " ".join(shown.split()))
     (traces,) = tmp_path.glob("*/traces")
     assert sorted(path.name for path in traces.iterdir()) == ["rank0.kineto.json.gz", "rank1.kineto.json.gz"]
 

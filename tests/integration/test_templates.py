@@ -57,6 +57,8 @@ def test_a_template_measures_two_ranks(script, tmp_path):
     command = ["bash", script, "--steps", "5", EXAMPLES / "ddp.py"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "2 ranks:" in ended.stdout
+    assert re.search(
+        "2 ranks:|of the mean rank's step", " ".join(ended.stdout.split())
+    )  # on a busy machine one may hold up the other
     (traces,) = (tmp_path / "runs").glob("*/traces")
     assert sorted(path.name for path in traces.iterdir()) == ["rank0.kineto.json.gz", "rank1.kineto.json.gz"]

@@ -26,6 +26,7 @@ def _data():
     return TensorDataset(torch.randn(4096, 16), torch.randint(0, 4, (4096,)))
 
 
+@pytest.mark.slow
 def test_transformers_trainer(runs, tmp_path, capsys):
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")

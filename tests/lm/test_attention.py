@@ -47,7 +47,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize("context", [1, 21, 130])
+@pytest.mark.parametrize("context", [21, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 130))])
 @pytest.mark.parametrize("causal", [True, False])
 def test_every_kind_is_attention(kind: str, heads: int, kv_heads: int, context: int, causal: bool) -> None:
     q, k, v = qkv(heads, kv_heads, context)

@@ -115,3 +115,15 @@ def test_a_norm_whose_eps_is_the_dtypes_is_recognised():
     optimizer.step()
     assert done.refused == []
     assert any("RMSNorm" in line for line in done.done)
+
+
+def test_a_lever_that_is_not_for_ones_own_model_is_said():
+    model = Model(Block(), Block())
+    done, _ = applied(model, precision="bf16", parallel="ddp")
+    assert done.refused == ["parallel = 'ddp' cannot be put onto a model of your own"]
+
+
+@pytest.mark.parametrize("recipe", [None, 8, ["fp8"]])
+def test_what_is_no_recipe_is_said(recipe):
+    with pytest.raises(FlopwiseError, match=r"recipe = .* is not allowed"):
+        flopwise.apply(Model(Block(), Block()), recipe=recipe)

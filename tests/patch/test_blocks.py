@@ -38,6 +38,7 @@ def model_of(**levers):
     return Transformer(DEEP, Recipe(**levers), 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levers", [{"checkpoint": 3}, {"checkpoint": 1, "attention": "naive", "norm": "eager"}])
 def test_eight_layers_are_one_graph_and_compute_the_same(levers):
     expected_loss, expected = trained(model_of(**levers))

@@ -7,6 +7,7 @@ from torch import nn
 
 from flopwise.errors import Unsupported
 from flopwise.patch.applied import Applied
+from flopwise.patch.fp8 import layers
 from flopwise.patch.levers import PatchedModel
 from flopwise.spec.recipe import FP8
 
@@ -57,7 +58,7 @@ def losses(model, optimizer, rows=32):
     return found
 
 
-@pytest.mark.parametrize("precision", FP8)
+@pytest.mark.parametrize("precision", [FP8[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FP8[1:])])
 def test_large_layers_of_the_blocks_are_in_fp8_and_the_others_are_named(precision):
     model, optimizer, put = patched({"precision": precision})
     line = next(line for line in put.patched.done if "fp8" in line)
@@ -71,21 +72,100 @@ def test_large_layers_of_the_blocks_are_in_fp8_and_the_others_are_named(precisio
     assert found[-1] < found[0]
 
 
-def test_the_way_back_and_rows_that_tensor_cores_do_not_take():
+@pytest.mark.parametrize("precision", [FP8[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FP8[1:])])
+def test_rows_that_tensor_cores_do_not_take_are_in_fp8_too(precision):
+    """As of `tokens[:, :-1]`."""
+    levers = {"precision": precision, "optimizer": "flopwise"}
+    found, right = (losses(*patched(levers | {"precision": one})[:2], rows=23) for one in (precision, "bf16-master"))
+    assert found != right
+    assert found == pytest.approx(right, rel=0.03)
+    model, _, _ = patched(levers)
+    x = torch.randn(2, 16, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x[:, :5])[:, 4], model(x)[:, 4], rtol=0.05, atol=0.05)
+
+
+def test_the_way_back():
     model, optimizer, put = patched({"precision": "fp8", "optimizer": "flopwise"})
-    assert losses(model, optimizer, rows=24) == losses(
-        *patched({"precision": "bf16-master", "optimizer": "flopwise"})[:2], rows=24
-    )
+    losses(model, optimizer)
     put.undo()
     assert "forward" not in vars(model.layers[0].up)
     assert model.layers[0].up.weight.dtype == torch.float32
 
 
-def test_what_it_cannot_have_is_said():
+def applied(model, **levers):
+    return Applied([model], [torch.optim.AdamW(model.parameters())], levers)
+
+
+def test_what_it_cannot_have_is_said_and_bf16_is_left():
     with pytest.raises(Unsupported, match="found no linear layer"):
         patched({"precision": "fp8"}, width=64)
-    with pytest.raises(Unsupported, match="does not go with joined projections"):
-        patched({"precision": "fp8", "projections": "fused"})
     model = Model()
-    applied = Applied([model], [torch.optim.AdamW(model.parameters())], {"precision": "fp8"})
-    assert applied.refused == ["precision = 'fp8' needs a GPU of compute capability 8.9"]
+    found = applied(model, precision="fp8", optimizer="flopwise")
+    needed = "an NVIDIA GPU of compute capability 8.9 or higher"
+    assert found.refused == [f"precision = 'fp8' needs {needed}: bf16-master instead"]
+    assert model.head.weight.dtype == torch.bfloat16
+
+
+def test_joined_projections_give_way_to_fp8(monkeypatch):
+    monkeypatch.setattr("flopwise.patch.applied._has_fp8", lambda models: True)
+    model = Model()
+    found = applied(model, precision="fp8", projections="fused")
+    assert any("4 linear layers in fp8" in line for line in found.done)
+    assert found.refused == ["projections = 'fused' does not go with fp8 on a step of your own"]
+    assert model.head.weight.dtype == torch.bfloat16
+
+
+def test_a_model_without_layers_for_fp8_has_bf16(monkeypatch):
+    monkeypatch.setattr("flopwise.patch.applied._has_fp8", lambda models: True)
+    model = Model(64)
+    found = applied(model, precision="fp8")
+    assert found.refused[0].endswith("bf16-master instead")
+    assert model.head.weight.dtype == torch.bfloat16
+
+
+def test_weights_in_bf16_need_no_masters(monkeypatch):
+    monkeypatch.setattr("flopwise.patch.applied._has_fp8", lambda models: True)
+    model = Model().bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    found = Applied([model], [optimizer], {"precision": "fp8", "optimizer": "flopwise"})
+    assert found.refused == []
+    told = losses(model, optimizer)
+    assert told[-1] < told[0]
+
+
+class Like(nn.Linear):
+    """As nn.Linear computes it."""
+
+
+class Other(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+class Odd(nn.Module):
+    def __init__(self, width=256):
+        super().__init__()
+        self.like, self.other = Like(width, width), Other(width, width)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+        self.attention = nn.MultiheadAttention(width, 4)
+        self.experts = nn.Parameter(torch.zeros(4, width, width))
+        self.table = nn.Embedding(width, width)
+
+
+def test_every_matrix_that_is_left_out_is_named():
+    root = nn.Sequential(*(Odd() for _ in range(2)))
+    chosen, left = layers(root, list(root))
+    assert chosen == [root[0].like, root[1].like]
+    named = {name for names in left.values() for name in names}
+    assert named == {f"{n}{part}" for n in "01" for part in ("", *parts)}
+    assert "Other, no plain nn.Linear" in left
+
+
+parts = (".other", ".normed", ".attention", ".attention.out_proj")
+
+
+def test_what_is_in_fp8_and_what_is_not_is_kept_for_the_record():
+    _, _, put = patched({"precision": "fp8", "optimizer": "flopwise"})
+    (told,) = put.in_fp8
+    assert told.startswith("4 linear layers in fp8; not first, head (outside the blocks)")

@@ -5,6 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from flopwise.patch import attention, mlp, norms, projections, rotary
+from flopwise.patch.applied import Applied
 from flopwise.patch.patched import Patched
 from patch.models import OwnBlock, OwnGPT, assert_alike, check_patch, gradients, hugging_face
 
@@ -47,6 +48,18 @@ def test_every_lever_on_blocks_that_are_checkpointed_from_outside():
     for _ in range(3):
         assert_alike(model, plain)
     patched.undo()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_blocks_that_the_lever_recomputes_stop_early(name):
+    """What ends a checkpoint's second forward is no fault of the code that it ends."""
+    model, plain = (hugging_face(name, attn_implementation="eager").train() for _ in range(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    levers = {"checkpoint": 1, "activation": "triton", "norm": "triton", "rope": "triton"}
+    found = Applied([model], [optimizer], levers)
+    for _ in range(3):
+        assert_alike(model, plain)
+    assert found.refused == []
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])

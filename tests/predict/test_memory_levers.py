@@ -51,10 +51,21 @@ def test_loss_scaling_and_a_step_that_has_it_are_not_offered_the_optimizer_in_ba
         assert "--overlap on" not in {effect.lever for effect in memory_levers(workload("tiny", **given))}
 
 
+@pytest.mark.slow
 def test_the_cpu_has_no_workspace():
     work = workload("tiny", **LONG)
     on_gpu, on_cpu = (memory_levers(work, one) for one in (None, gpu("cpu")))
     assert {a.peak_bytes - b.peak_bytes for a, b in zip(on_gpu, on_cpu, strict=True)} == {2 * 32 * 2**20}
+
+
+@pytest.mark.parametrize("precision", ["bf16-master", "fp8"])
+def test_what_a_workload_would_refuse_is_no_lever(precision):
+    found = memory_levers(workload("small", precision=precision), gpu("h200"), quick=True)
+    assert {"--optimizer fused"}.isdisjoint(effect.lever for effect in found)
+    for effect in found:
+        if effect.levers:
+            options = {lever: int(value) if lever == "checkpoint" else value for lever, value in effect.levers.items()}
+            workload("small", **({"precision": precision, "optimizer": "flopwise"} | options))
 
 
 def test_others_steps_have_no_levers():

@@ -47,6 +47,7 @@ def test_tensor_ranks_beyond_nvlink_are_exposed():
     assert QUESTIONS["tensor_ranks"](14336) > 4
 
 
+@pytest.mark.slow
 def test_the_lectures_questions():
     rule, counted, predicted = QUESTIONS["days_of_70b"]()
     assert rule == pytest.approx(143.9, abs=0.1)

@@ -34,7 +34,7 @@ def recorded(_steps):
     def of(target):
         if target not in known:
             asked = workload(target)
-            known[target] = recorded_step(asked, [dry_run(one) for one in to_record(asked)])
+            known[target] = recorded_step(to_record(asked), [dry_run(one) for one in to_record(asked)])
         return known[target]
 
     return of
@@ -93,6 +93,7 @@ def test_our_own_optimizer_moves_what_a_dry_run_of_it_moves(recorded):
     assert moved(derived) == pytest.approx(moved(run), rel=0.01)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_code_fuses_on_a_gpu_alone_is_known_by_what_was_seen(recorded):
     """`fused=device.type == "cuda"` is a loop in a dry run."""
     step = recorded(STEPS + "fused_on_a_gpu")

@@ -44,6 +44,7 @@ def errors(limits):
     return found
 
 
+@pytest.mark.slow
 def test_after_calibration_gpu_time_meets_both_aims(errors):
     held = [of_gpu for _, of_gpu, _, held in errors["measured"] if held]
     assert len(held) == 27

@@ -58,6 +58,7 @@ def test_every_point_of_a_run_has_a_line(folder):
         assert screen_of(run) == listing
 
 
+@pytest.mark.slow
 def test_gpus_have_a_line_each_and_one_has_a_screen():
     several = account_shown(account("small", gpu="h100,h200,rtx4090"))
     plain = assert_fits(several)

@@ -10,6 +10,7 @@ from flopwise.advice.decisions import describe, describe_attempt
 from flopwise.analysis.comparison import compare_samples
 from flopwise.records.run import Agreement, Ran, Seen
 from flopwise.records.tuning import Attempt, Begun, Decision, Ended, Tuning
+from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view, verdict
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
@@ -130,3 +131,11 @@ def test_a_tuning_that_kept_nothing_says_why_of_all_and_is_not_cut():
         shown = str(msgspec.structs.replace(tuning(*some), ended=None))
         assert counts in " ".join(shown.split())
         assert "…" not in shown
+
+
+def test_a_bundle_says_what_each_lever_is_predicted_to_be_worth():
+    bundle = attempt("graph", "on", also={"optimizer": "fused"}, worth_ns={"optimizer": 1e6, "graph": 2.5e6})
+    worth = "predicted to be lost without one of them: graph 2.50 ms, optimizer 1.00 ms"
+    found = tuning(bundle, graph="on", optimizer="fused")
+    assert any(worth in note for note in tune_view(found).tables[0].notes)
+    assert any(worth in words for words in tune_screen(found).paragraphs)

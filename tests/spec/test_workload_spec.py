@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flopwise.errors import FlopwiseError
 from flopwise.spec.model import preset_names
 from flopwise.spec.operations import OPS
-from flopwise.spec.recipe import LEVERS, Recipe
+from flopwise.spec.recipe import LEVERS, WITH_MASTERS, Recipe
 from flopwise.spec.sweep import sweep_from
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload, varied, workload
 
@@ -97,6 +97,11 @@ def test_every_target_has_defaults_that_are_allowed_and_survives_the_disk(target
         ("op:gelu", {"set": {"rows": 0}}, "rows = 0", "a whole number from 1"),
         ("op:rope", {"set": {"dim": 15}}, "dim = 15 is odd", "an even dim"),
         ("op:mlp", {"compile": "blocks"}, "compile = 'blocks' means nothing to op:mlp", "default"),
+        ("op:mlp", {"compile": "reduce-overhead"}, "compile = 'reduce-overhead' means nothing to op:mlp", "default"),
+        ("small", {"compile": "reduce-overhead", "graph": "on"}, "graph = 'on' with compile", "compile = default"),
+        ("small", {"compile": "reduce-overhead", "overlap": "on"}, "overlap = 'on' with compile", "overlap = off"),
+        ("small", {"compile": "reduce-overhead", "phase": "decode"}, "writes to a cache", "graph = on"),
+        ("small", {"compile": "reduce-overhead", "parallel": "ddp", "ranks": 2}, "with parallel = 'ddp'", "default"),
         ("py:nothing", {}, "is not py:module:factory", "py:my_project.steps:make_step"),
         ("py:a:b", {"attention": "flash"}, "attention = 'flash' cannot be applied to py:a:b", "sdpa, sdpa-flash"),
         ("py:a:b", {"loss": "chunked"}, "loss = 'chunked' cannot be applied to py:a:b", "full, fused"),
@@ -314,3 +319,11 @@ def test_an_operation_larger_than_any_memory_is_refused_by_its_sizes() -> None:
     with pytest.raises(FlopwiseError, match="no memory holds op:matmul with n = 2147483648, k = 2147483648"):
         workload("op:matmul", set={"dim": 2**31})
     assert workload("op:matmul", set={"m": 1, "n": 1, "k": 2**31}).subject.dims["k"] == 2**31
+
+
+@pytest.mark.parametrize("precision", WITH_MASTERS)
+def test_masters_bring_our_optimizer_unless_one_is_named(precision):
+    assert workload("small", precision=precision).recipe.optimizer == "flopwise"
+    assert workload("small", precision=precision, optimizer="flopwise-bf16").recipe.optimizer == "flopwise-bf16"
+    with pytest.raises(FlopwiseError, match="keeps masters"):
+        workload("small", precision=precision, optimizer="foreach")

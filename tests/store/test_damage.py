@@ -52,12 +52,12 @@ def test_a_gate_without_any_row_left_says_why(two, cli):
     for line in range(4):
         spoil(two[1], line)
     done = cli("compare", *two, "--fail-above", "3%")
-    assert (done.returncode, "B: points.jsonl: line 1 cannot be read" in done.stderr) == (3, True)
+    assert (done.returncode, "B: points.jsonl: line 1 is damaged" in done.stderr) == (3, True)
 
 
 def test_every_format_of_a_run_says_what_cannot_be_read(two, cli, root):
     spoil(two[1], 2)
-    said = "points.jsonl: line 3 cannot be read"
+    said = "points.jsonl: line 3 is damaged"
     shown = json.loads(cli("runs", "show", two[1], "--format", "json").stdout)
     assert said in shown["run"]["warnings"][0]
     assert said in cli("runs", "show", two[1], "--format", "markdown").stdout
@@ -70,7 +70,7 @@ def test_the_screen_of_one_point_says_it_too(root, trials, points, cli):
         for point in points[:2]:
             run.append(point)
     spoil(run.path, 1)
-    assert "points.jsonl: line 2 cannot be read" in " ".join(cli("runs", "show", run.path).stdout.split())
+    assert "points.jsonl: line 2 is damaged" in " ".join(cli("runs", "show", run.path).stdout.split())
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -87,5 +87,5 @@ def test_a_loss_that_is_no_number_is_said(root, trials, points, cli, count):
 def test_the_table_says_which_points_are_lost(two, cli):
     spoil(two[1], 2)
     shown = " ".join(cli("runs", "show", two[1]).stdout.split())
-    assert "line 3 cannot be read" in shown
+    assert "line 3 is damaged" in shown
     assert "1 of 4 points are missing" in shown

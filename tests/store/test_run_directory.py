@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flopwise.errors import FlopwiseError
+from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.records.run import INTERRUPTED, OOM, Ran
-from flopwise.store import Run, StoredRun, runs_root, stored
+from flopwise.store import Run, StoredRun, rows, runs_root, stored
 
 
 def write(root, trials, points, kind="bench", name="small"):
@@ -171,7 +171,7 @@ def test_a_damaged_line_costs_itself_and_is_named(root, trials, points):
 def test_a_line_that_is_too_long_is_refused_without_reading_it(root, trials, points, monkeypatch):
     path = write(root, trials, points)
     longest = max(len(line) for line in (path / "points.jsonl").read_bytes().splitlines()) + 1
-    monkeypatch.setattr(stored, "MAX_ROW_BYTES", longest)
+    monkeypatch.setattr(rows, "MAX_ROW_BYTES", longest)
     lines = (path / "points.jsonl").read_bytes().splitlines(keepends=True)
     (path / "points.jsonl").write_bytes(
         lines[0] + b"x" * 10 * longest + b"\n" + b"".join(lines[1:]) + b"y" * 3 * longest
@@ -291,3 +291,30 @@ def test_any_bytes_in_the_files_are_read_or_refused_in_one_line(root, trials, po
     finally:
         for name, text in good.items():
             (path / name).write_bytes(text)
+
+
+def stopped(run, error, table=None):
+    if table is not None:
+        (run.path / table).write_bytes(b"{}\n")
+    with pytest.raises(type(error)), run:
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [("bench", "points"), ("sweep", "points"), ("tune", "tuning"), ("train", "training"), ("lab", "lab")],
+)
+def test_of_a_run_that_is_stopped_before_its_first_row_nothing_stays(root, trials, kind, table):
+    def begun():
+        return Run.create(root, kind, "small", "flopwise", trials)
+
+    for stop in (KeyboardInterrupt(), Interrupted(None)):
+        stopped(begun(), stop)
+        assert list(root.iterdir()) == []
+    stopped(begun(), FlopwiseError("no"))  # its logs may say why
+    (path,) = root.iterdir()
+    stopped(Run.reopen(path), KeyboardInterrupt())  # somebody knows of it
+    assert path.is_dir()
+    kept = begun()
+    stopped(kept, KeyboardInterrupt(), f"{table}.jsonl")
+    assert kept.path.is_dir()

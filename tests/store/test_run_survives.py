@@ -48,7 +48,7 @@ def test_a_table_cut_at_any_byte_reads_as_its_whole_rows_and_resumes_to_the_same
         stored = StoredRun.load(path)
         assert stored.points == points[:rows]
         assert stored.missing() == trials[rows:]
-        assert bool(stored.warnings) == (cut not in (0, *ends))
+        assert bool(stored.warnings) == (cut < len(table))  # it was closed with all of them
 
 
 def test_reopening_after_a_cut_at_any_byte_gives_the_uninterrupted_table(root, trials, points, monkeypatch):

@@ -1,5 +1,6 @@
 """rocprofv3 files as its documented schema has them: one process, one or more GPUs, launches that their kernels follow."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def rocprof_file(steps: int = 3, start: int = 10**15, gpus: int = 1) -> dict[str
         "counters": [],
         "strings": {
             "callback_records": [],
-            "buffer_records": KINDS,
+            "buffer_records": copy.deepcopy(KINDS),
             "marker_api": messages,
             "counters": {"dimension_ids": []},
         },

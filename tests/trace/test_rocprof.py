@@ -11,9 +11,12 @@ from tests.trace.rocprof_made import rocprof_file, write_rocprof
 from flopwise.analysis.explanation import explain_trace
 from flopwise.api.explain import explain
 from flopwise.errors import FlopwiseError
+from flopwise.snapshot.unpickle import read_pickle
+from flopwise.trace import input_file, rocprof, rocprof_names, rocprof_stream, spilled, window
 from flopwise.trace.attribute import attribute
 from flopwise.trace.read import read_trace
 from flopwise.trace.rocprof import is_rocprof, read_rocprof
+from flopwise.trace.tables import TABLES
 
 
 @pytest.fixture
@@ -115,6 +118,12 @@ def test_the_two_dialects_of_kinds(tmp_path):
     assert read_trace(write_rocprof(tmp_path / "r.json", content)).syncs.height == 3
 
 
+def test_an_odd_kind_leaves_the_others_their_places(tmp_path):
+    content = rocprof_file()
+    content["rocprofiler-sdk-tool"][0]["strings"]["buffer_records"][0] = 7
+    assert read_trace(write_rocprof(tmp_path / "r.json", content)).syncs.height == 3
+
+
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.text(max_size=5), st.just([]), st.just({})
 )
@@ -155,3 +164,88 @@ def test_a_pytorch_trace_is_not_taken_for_one(tmp_path):
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": []}))
     assert not is_rocprof(path)
     assert not is_rocprof(tmp_path / "none.json")
+
+
+def _tables(trace):
+    return {name: getattr(trace, name).to_dicts() for name in TABLES} | {"names": trace.names, "notes": trace.notes}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
+def test_the_pieces_in_which_a_file_is_read_change_nothing(made, monkeypatch, chunk):
+    whole = read_rocprof(made)
+    monkeypatch.setattr(rocprof_stream, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(rocprof_stream, "MOST_CHUNK_BYTES", chunk)
+    assert _tables(read_rocprof(made)) == _tables(whole)
+
+
+def test_lists_are_read_in_any_order(made, tmp_path):
+    content = rocprof_file()
+    (process,) = content["rocprofiler-sdk-tool"]
+    backwards = {key: process[key] for key in reversed(process)}
+    other = read_rocprof(write_rocprof(tmp_path / "r.json", {"rocprofiler-sdk-tool": [backwards]}))
+    mine, theirs = explain_trace(read_rocprof(made)), explain_trace(other)
+    assert other.ranges.height == 3
+    assert [(one.name, one.gpu_ns) for one in mine.kernels] == [(one.name, one.gpu_ns) for one in theirs.kernels]
+
+
+def test_of_a_long_file_whole_steps_are_kept(tmp_path, monkeypatch):
+    path = write_rocprof(tmp_path / "r.json", rocprof_file(steps=40))
+    whole = read_rocprof(path)
+    for module in (window, rocprof):
+        monkeypatch.setattr(module, "MOST_ROWS", 400)
+    for module in (spilled, rocprof):
+        monkeypatch.setattr(module, "PIECE_ROWS", 10)
+    monkeypatch.setattr(rocprof_stream, "CHUNK_BYTES", 1000)
+    part = read_rocprof(path)
+    steps, rest = divmod(part.kernels.height, 3)
+    assert (rest, part.notes[0].key) == (0, "window")
+    assert 3 < steps < 30
+    assert part.launches.height == 4 * steps
+    cut, all_of_it = explain_trace(part), explain_trace(whole)
+    assert cut.steps == steps
+    assert {one.name: one.gpu_ns for one in cut.kernels} == pytest.approx(
+        {one.name: one.gpu_ns for one in all_of_it.kernels}
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("EVENT_BYTES", 100, "is larger than 0 MiB"),
+        ("MOST_LISTS", 3, "more than 3 lists"),
+        ("NESTING", 2, "nested more than 2 deep"),
+        ("_MANY", 2, "say next to nothing"),
+    ],
+)
+def test_what_no_profiler_writes_is_refused_in_one_line(made, monkeypatch, limit, value, said):
+    monkeypatch.setattr(rocprof_stream, limit, value)
+    monkeypatch.setattr(rocprof_stream, "_SHORTEST", 10_000)
+    monkeypatch.setattr(rocprof_stream, "CHUNK_BYTES", 200)
+    with pytest.raises(FlopwiseError, match=said) as refused:
+        read_rocprof(made)
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+
+
+def test_names_beyond_the_limit_are_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(rocprof_names, "MAX_NAMES", 4)
+    trace = read_rocprof(write_rocprof(tmp_path / "r.json", rocprof_file(steps=9)))
+    assert "names" in [note.key for note in trace.notes]
+    assert len(trace.names) <= 5
+    assert trace.kernels.height == 27
+
+
+@pytest.mark.parametrize(("name", "reads"), [("json", read_trace), ("sqlite", read_trace), ("pickle", read_pickle)])
+def test_a_gzip_file_of_empty_parts_is_refused_early(made, tmp_path, monkeypatch, name, reads):
+    monkeypatch.setattr(input_file, "MEMBERS_FREE", 10_000)
+    many = tmp_path / f"many.{name}.gz"
+    start = input_file.SQLITE_MAGIC if name == "sqlite" else made.read_bytes()
+    many.write_bytes(gzip.compress(start) + gzip.compress(b"") * 50_000)
+    with pytest.raises(FlopwiseError, match="less than half of its size"):
+        reads(many)
+
+
+def test_a_gzip_file_of_two_parts_is_read(made, tmp_path):
+    halves = made.read_bytes()[:5000], made.read_bytes()[5000:]
+    (tmp_path / "two.json.gz").write_bytes(b"".join(map(gzip.compress, halves)))
+    assert read_trace(tmp_path / "two.json.gz").kernels.height == 9

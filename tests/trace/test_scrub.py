@@ -13,7 +13,7 @@ import pytest
 
 from flopwise.analysis.explanation import explain_trace
 from flopwise.errors import FlopwiseError
-from flopwise.scrub.redact import redacted, redacted_code, redacted_frame
+from flopwise.redact import redacted, redacted_code, redacted_frame
 from flopwise.scrub.scrub import scrub
 from flopwise.trace.kineto import read_kineto
 from flopwise.trace.nsys import read_nsys

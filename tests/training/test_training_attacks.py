@@ -16,10 +16,12 @@ from flopwise.lm import tokenizer as bpe
 from flopwise.lm.data import prepare
 from flopwise.lm.sampling import choose
 from flopwise.records.generated import Generated
-from flopwise.render.train_view import sparkline
+from flopwise.render.train_view import sparkline, train_view
 from flopwise.store import rows
 from flopwise.store.training import read_training
 from flopwise.training import checkpoint
+from flopwise.training.progress import TrainingProgress
+from unsealed import unseal
 
 MODEL = {"d_model": 32, "d_ff": 64, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "head_dim": 16, "vocab": 270}
 SIZES = {"batch": 2, "context": 16, "set": MODEL, "log_every": 1, "device": "cpu"}
@@ -50,6 +52,7 @@ def test_a_row_that_was_cut_off_does_not_spoil_what_follows(copy, trained):
     lines = (copy / "training.jsonl").read_bytes().split(b"\n")
     (copy / "training.jsonl").write_bytes(b"\n".join(lines[:4]) + b"\n" + lines[4][:40])  # steps 1 to 3, and a part
     (copy / "checkpoints" / "step-00000004.pt").unlink()
+    (copy / "sums.json").unlink()  # it is written as a run is closed
     again = flopwise.train(resume=copy, device="cpu")
     assert losses(again) == losses(trained)
     assert read_training(copy).status == "finished"
@@ -67,7 +70,9 @@ def test_a_full_disk_leaves_no_part_of_a_row(tmp_path, monkeypatch):
         with pytest.raises(FlopwiseError, match="no space left"):
             rows.append_row(tmp_path / "rows", {"step": 2})
     rows.append_row(tmp_path / "rows", {"step": 3})
-    assert (tmp_path / "rows").read_text() == '{"step":1}\n{"step":3}\n'
+    found = rows.read_rows(tmp_path / "rows", dict, "steps")
+    assert ([row["step"] for row in found.rows], found.warnings) == ([1, 3], [])
+    assert (tmp_path / "rows").read_text().count("\n") == 2
 
 
 def test_a_run_that_was_moved_finds_its_corpus(copy):
@@ -141,7 +146,7 @@ def test_weights_that_are_not_numbers_say_so(copy):
 
 
 def change_settings(run, fields):
-    lines = [json.loads(line) for line in (run / "training.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (unseal(run) / "training.jsonl").read_text().splitlines()]
     lines[0]["settings"] |= fields
     (run / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -191,13 +196,33 @@ def test_a_curve_of_any_numbers_is_drawn(values):
 
 
 def test_a_corpus_of_no_tokens_is_shown(copy):
-    text = (copy / "training.jsonl").read_text().replace('"tokens":', '"tokens":0,"was":')
+    text = (unseal(copy) / "training.jsonl").read_text().replace('"tokens":', '"tokens":0,"was":')
     (copy / "training.jsonl").write_text(text)
     assert "epochs" in str(read_training(copy))
 
 
 def test_the_speed_is_of_the_machine_that_it_went_on_with(copy):
-    text = (copy / "training.jsonl").read_text().replace('"wall_ns":', '"wall_ns":1,"was":')
+    text = (unseal(copy) / "training.jsonl").read_text().replace('"wall_ns":', '"wall_ns":1,"was":')
     (copy / "training.jsonl").write_text(text)
     again = flopwise.train(resume=copy, steps=6, device="cpu")
     assert progressed(again).step_ns > 1000
+
+
+def test_another_machine_that_it_went_on_with_is_named_and_has_its_own_peak(copy):
+    rows = [json.loads(line) for line in (unseal(copy) / "training.jsonl").read_text().splitlines()]
+    rows[0]["peak_flops_s"] = 1e12
+    rows[0]["environment"] |= {"cpu": "Z80", "torch": "1.0"}
+    (copy / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "Z80" not in str(read_training(copy))
+    told = []
+
+    class Told(TrainingProgress):
+        def note(self, text):
+            told.append(text)
+
+    again = flopwise.train(resume=copy, steps=6, device="cpu", progress=Told())
+    assert "from step 5 on with " in told[-1]
+    assert "before with Z80, torch 1.0" in told[-1].replace("cores, ", "")
+    assert "Z80" in str(again)
+    shares = [row["mfu"] is None for row in train_view(again).tables[0].rows]
+    assert shares == [False] * 4 + [True] * 2  # the peak of a CPU is not known

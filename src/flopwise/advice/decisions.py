@@ -9,8 +9,21 @@ from flopwise import units
 from flopwise.advice.constants import ALLOWED, ALLOWED_LATER, ALLOWED_LOSS, SMALLER_SHARE
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.events import AgreementResult
-from flopwise.records.run import DECAY, GRADIENT, LOSS, OK, SCALE, UPDATE, Agreement, Difference
+from flopwise.records.run import (
+    DECAY,
+    GRADIENT,
+    LOSS,
+    OK,
+    SCALE,
+    STEP,
+    UPDATE,
+    Agreement,
+    Difference,
+    PhaseMemory,
+    Point,
+)
 from flopwise.records.tuning import Attempt, Decision
+from flopwise.statistics import level
 
 # The keys of decisions: a comparison's verdict (FASTER, SLOWER, NO_DIFFERENCE, INCONCLUSIVE), or one of these.
 SMALLER, UNDER_LIMIT, STEADIER, OVER_LIMIT = "smaller", "under limit", "steadier", "over limit"
@@ -153,6 +166,11 @@ def checked(decision: Decision, agreed: AgreementResult, varies: bool) -> Decisi
     return decision if agreed.agreement.same_draws else msgspec.structs.replace(decision, check=OTHER_DRAWS)
 
 
+def fp8_notes(point: Point) -> tuple[str, ...]:
+    """Of a user's step in fp8: how many layers are, and which not."""
+    return (point.ran.linear,) if point.ran is not None and point.ran.linear else ()
+
+
 def throttle_notes(throttle: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Whether the GPU's clock was held down while levers were measured; of every measurement, why.
 
@@ -163,3 +181,14 @@ def throttle_notes(throttle: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     n = sum(map(bool, throttle))
     text = f"the GPU was throttled ({why}) in {n} of {len(throttle)} measurements: less work saves less time then"
     return (text,) if why else ()
+
+
+def peak(memory: Sequence[PhaseMemory]) -> int | None:
+    """The step's peak; None where it was not measured."""
+    return max((phase.peak_bytes for phase in memory), default=None)
+
+
+def step_ns(point: Point) -> float:
+    times = point.times(STEP)
+    assert times is not None
+    return level(times.by_process("wall"))

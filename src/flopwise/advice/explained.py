@@ -40,7 +40,7 @@ from flopwise.trace.tables import Trace
 from flopwise.work.operation import MATMUL
 
 _WORTH_EXPLAINING = 0.01  # of the busiest device's work: what does less does not run the job
-_MOST_DEVICES = 64
+_MOST_DEVICES = 32  # that are explained: each takes half a second of a long trace
 _ITEM_BYTES = 2  # of a served model's numbers, where only its shape is known: bf16
 _ALL_OF_IT = 0.99  # of the replayed time: no other capture is looked for
 LOOP = "loop"  # the key of notes about a watched loop
@@ -147,6 +147,9 @@ def _serving_model(read: ExplainedTrace, model: str, gpu: str | None) -> Explain
 def _chosen(work: pl.DataFrame, device: int | None, path: str) -> tuple[tuple[int, int], list[tuple[int, int]]]:
     """The worker that is asked for, and the others that did a share of the work worth explaining."""
     found = workers(work)
+    if not found:
+        problem = f"{path} has no GPU work with usable times in it"
+        raise FlopwiseError(problem, "was it captured on a GPU, with CUDA activity on?")
     spent = {
         (one, process): ns
         for one, process, ns in work.group_by("device", "process").agg(pl.col("duration_ns").sum()).iter_rows()

@@ -9,7 +9,7 @@ from flopwise.errors import FlopwiseError
 from flopwise.predict.prediction import peak_bytes
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import CHOICES, FP8, LEVERS, OWN_OPTIMIZERS, Recipe, named
+from flopwise.spec.recipe import CHOICES, FP8, LEVERS, OWN_OPTIMIZERS, REPLAYED, WHOLE, WITH_MASTERS, Recipe, named
 from flopwise.spec.workload import UserStep, Workload, levers, varied
 
 # What is worth a try, in the order of a first guess; a value that is never faster or smaller is not listed.
@@ -17,7 +17,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "precision": ("bf16", "bf16-master", "tf32"),
     "attention": ("sdpa", "sdpa-cudnn", "flash", "sdpa-flash"),
     "graph": ("on",),
-    "compile": ("default", "blocks", "off"),
+    "compile": ("default", "blocks", "reduce-overhead", "off"),
     "optimizer": ("fused", "flopwise", "flopwise-bf16"),
     "loss": ("fused", "chunked", "full"),
     "norm": ("torch", "triton"),
@@ -26,11 +26,11 @@ TRIED: dict[str, tuple[str, ...]] = {
     "projections": ("fused", "separate"),
     "overlap": ("on", "off"),
 }
-# What is tried only where it is allowed by name, as it rounds more than bf16.
-ON_REQUEST: dict[str, dict[str, tuple[str, ...]]] = {"fp8": {"precision": FP8}}
+# What is tried only where it is allowed by name, as it rounds more than bf16. Scales of rows were never faster (fp8-2026-11.md).
+ON_REQUEST: dict[str, dict[str, tuple[str, ...]]] = {"fp8": {"precision": ("fp8",)}}
 COSTS = {  # of what is allowed so, in accuracy
     "fp8": "fp8 is allowed: each matmul of a linear layer is 4 to 6 % off (bf16: 0.2 %); over 2,000 steps of small on real text, "
-    "held-out losses stayed inside the spread of bf16's seeds. Longer runs and other models were not measured"
+    "the mean held-out loss of three seeds lies inside the spread of bf16's. Longer runs and other models were not measured"
 }
 # What changes results beyond fp32's rounding.
 ROUNDED = {"precision": ("tf32", "bf16", "fp16", "bf16-pure", "bf16-master", *FP8), "optimizer": ("flopwise-bf16",)}
@@ -38,6 +38,7 @@ HALF_ONLY = ("sdpa-flash", "sdpa-cudnn")  # backends without kernels for fp32
 # What runs on a GPU only, or is not worth trying on a CPU: there our kernels fall back to eager PyTorch.
 GPU_ONLY = {
     "graph": ("on",),
+    "compile": (REPLAYED,),
     "attention": ("sdpa-cudnn", "flash"),
     "norm": ("triton",),
     "activation": ("triton",),
@@ -118,9 +119,11 @@ def _pointless(current: Workload, lever: str, value: str) -> bool:
         return recipe.overlap == "off"
     if lever == "precision" and half and value == "tf32":
         return True
+    if value == REPLAYED and current.own_model is not None:  # one graph for the whole step is never slower
+        return with_levers(current, {"graph": "on"}) is not None or recipe.graph == "on"
     if not isinstance(current.subject, UserStep):
         return current.generates and lever in ("optimizer", "loss", "overlap", "checkpoint")
-    whole, own = recipe.compile in ("default", "max-autotune"), recipe.optimizer in OWN_OPTIMIZERS
+    whole, own = recipe.compile in WHOLE, recipe.optimizer in OWN_OPTIMIZERS
     return {
         "precision": half and value == "bf16",
         "attention": value == "sdpa" and recipe.attention != "naive",
@@ -137,8 +140,10 @@ def _pointless(current: Workload, lever: str, value: str) -> bool:
 
 def _together(current: Workload, lever: str, value: str) -> list[dict[str, str]]:
     """What else changes with a lever: to a compiler, our kernels are walls; masters are kept by our optimizer."""
+    if lever == "graph" and current.recipe.compile == REPLAYED:
+        return [{"compile": "default"}]
     if isinstance(current.subject, UserStep):
-        needs_own = (lever, value) in (("precision", "bf16-master"), ("overlap", "on"))
+        needs_own = (lever == "precision" and value in WITH_MASTERS) or (lever, value) == ("overlap", "on")
         return [{"optimizer": "flopwise"} if needs_own and current.recipe.optimizer not in OWN_OPTIMIZERS else {}]
     if lever != "compile" or value == "off":
         return [{}]
@@ -172,7 +177,7 @@ def with_requested(allow: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """TRIED, and what is allowed by name.
 
     >>> with_requested(["fp8"])["precision"]
-    ('bf16', 'bf16-master', 'tf32', 'fp8', 'fp8-rowwise')
+    ('bf16', 'bf16-master', 'tf32', 'fp8')
     """
     return {
         lever: (*values, *(value for name in allow for value in ON_REQUEST[name].get(lever, ())))

@@ -9,9 +9,9 @@ _PRECISION = {
     "bf16-pure": "model = model.to(torch.bfloat16)  # weights, gradients and optimizer state",
     "bf16-master": "model = model.to(torch.bfloat16)  # fp32 weights in flopwise.kernels.adamw.AdamW(…, master=True).set_masters",
     **{
-        name: "from flopwise.kernels.fp8_linear import linear, Scaling  # in the blocks, weights in bf16 with masters: "
-        f"y = linear(x, weight, bias, Scaling(axis={axis}, narrow_weight_gradient=True))"
-        for name, axis in (("fp8", False), ("fp8-rowwise", True))
+        name: "from flopwise.kernels.fp8_linear import linear, usual_scaling  # in the blocks, weights in bf16 with masters: "
+        f"y = linear(x, weight, bias, usual_scaling(by_rows={by_rows}))"
+        for name, by_rows in (("fp8", False), ("fp8-rowwise", True))
     },
 }
 _ATTENTION = {
@@ -45,6 +45,8 @@ _OPTIMIZER = {
 _COMPILE = {
     "default": "model = torch.compile(model, dynamic=False)",
     "max-autotune": "model = torch.compile(model, mode='max-autotune-no-cudagraphs', dynamic=False)",
+    "reduce-overhead": "model = torch.compile(model, mode='reduce-overhead', dynamic=False)"
+    "  # each step: torch.compiler.cudagraph_mark_step_begin(); clone what is kept beyond it",
     "blocks": "for block in model.blocks: block.compile(dynamic=False)",
 }
 _GRAPH = {

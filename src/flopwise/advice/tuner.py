@@ -9,12 +9,13 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from flopwise.advice import constants, decisions
 from flopwise.advice import tuner_actions as actions
-from flopwise.advice.bundles import BEST, Refused, next_bundle
+from flopwise.advice.bundles import BEST, Refused, next_bundle, predicted_bundle, worth_of_each
 from flopwise.advice.moves import COSTS, GPU_ONLY, REDONE_BY, ROUNDED, Move, moves, reference_of, seconds_to_try, to_fit
 from flopwise.advice.moves import with_requested as tried_levers
 from flopwise.advice.ranking import MoveRanking
@@ -24,11 +25,11 @@ from flopwise.capture.stopping import MUCH_FASTER, MUCH_FASTER_RATIO, MUCH_SLOWE
 from flopwise.errors import FlopwiseError
 from flopwise.predict.prediction import peak_bytes
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, SLOWER, Comparison
-from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, STEP, PhaseMemory, Point
+from flopwise.records.run import CRASH, INTERRUPTED, OK, OOM, Point
 from flopwise.records.tuning import BUDGET_SPENT, NOTHING_LEFT, Attempt, Begun, Decision, Ended, Row
 from flopwise.records.written import as_written
 from flopwise.spec.workload import UserStep, Workload, levers
-from flopwise.statistics import FEWEST, level
+from flopwise.statistics import FEWEST
 
 START = "start"  # the group of the step before anything is changed
 
@@ -136,8 +137,7 @@ def _precisions(setup: actions.Setup) -> tuple[str, ...]:
         else tried_levers(setup.allow).get("precision", ())
     )
     possible = [one for one in tried if setup.on_gpu or one not in GPU_ONLY["precision"]]
-    if isinstance(setup.start.subject, UserStep):
-        possible = [one for one in possible if one != "tf32"]  # no bundle has it, and each takes a run of its own
+    possible = [one for one in possible if one != "tf32"]  # no bundle has it, and each takes a run of its own
     return tuple(dict.fromkeys((setup.start.recipe.precision, *possible)))
 
 
@@ -215,8 +215,8 @@ def _begun(state: TunerState, start: Workload, result: actions.Measured) -> Tune
         state = _noted(state, "no_trace", f"no findings of the first step: {inspection.problem}")
     row = Begun(
         workload=start,
-        step_ns=_step_ns(point),
-        peak_bytes=_peak(point.memory),
+        step_ns=decisions.step_ns(point),
+        peak_bytes=decisions.peak(point.memory),
         gpu=state.setup.gpu_name,
         waterfall=inspection.facts.waterfall,
         findings=inspection.findings,
@@ -244,37 +244,47 @@ def _out_of_time(state: TunerState, move: Move) -> bool:
 def next_move(state: TunerState) -> Move | None:
     """The most promising lever that was not tried yet; None: nothing is worth trying."""
     best, ranking, setup = _best(state), _ranking(state), state.setup
-    over = setup.limit_bytes is not None and (_peak(best.memory) or 0) > setup.limit_bytes
+    over = setup.limit_bytes is not None and (decisions.peak(best.memory) or 0) > setup.limit_bytes
     if not over and (bundle := _bundle(state)) is not None:
         return bundle
-    exact, on_gpu = setup.keep_exact, setup.on_gpu
-    allowed = moves(best.trial.workload, keep_exact=exact, smaller=over, on_gpu=on_gpu, allow=setup.allow)
+    allowed = _moves(state, best.trial.workload, setup.allow, smaller=over)
     new = [one for one in allowed if one.workload not in state.beaten and (one.lever, one.name) not in state.tried]
-    new = [one for one in new if not state.refused & set(one.levers.items())]
     if not setup.on_gpu:  # on a CPU half precision is seldom faster
         new.sort(key=lambda move: move.lever == "precision")
-    least_ns = -math.inf if over else constants.WORTH_TRYING * _step_ns(best)
+    least_ns = -math.inf if over else constants.WORTH_TRYING * decisions.step_ns(best)
     while (move := ranking.choose(new, least_ns)) is not None and not over and _too_small_to_see(state, move):
         new.remove(move)
     return move
 
 
+def _moves(state: TunerState, work: Workload, allow: Sequence[str], *, smaller: bool = False) -> list[Move]:
+    """From a step on, without what it was seen not to have."""
+    setup = state.setup
+    allowed = moves(work, keep_exact=setup.keep_exact, smaller=smaller, on_gpu=setup.on_gpu, allow=allow)
+    return [one for one in allowed if not state.refused & set(one.levers.items())]
+
+
 def _bundle(state: TunerState) -> Move | None:
-    """Many levers at once, for a user's step on a GPU."""
-    work, exact = _best(state).trial.workload, state.setup.keep_exact
-    return next_bundle(work, state.attempts, state.refused, keep_exact=exact) if state.setup.on_gpu else None
+    """Many levers at once, on a GPU."""
+    work, setup, attempts = _best(state).trial.workload, state.setup, state.attempts
+    if not setup.on_gpu:
+        return None
+    if isinstance(work.subject, UserStep):
+        return next_bundle(work, attempts, state.refused, keep_exact=setup.keep_exact)
+    room = min(constants.PAIR_MEMORY * _memory(setup), setup.limit_bytes or math.inf)
+    return predicted_bundle(work, attempts, _ranking(state), partial(_moves, state), room, setup.allow)
 
 
 def _too_small_to_see(state: TunerState, move: Move) -> bool:
     """Whether its prediction is less than two steps show that are not measured side by side."""
     saving_ns = _ranking(state).saving_ns(move)
-    small = saving_ns is not None and saving_ns < constants.WORTH_TRYING_ALONE * _step_ns(_best(state))
+    small = saving_ns is not None and saving_ns < constants.WORTH_TRYING_ALONE * decisions.step_ns(_best(state))
     return small and move.lever != "graph" and not fits_beside_best(state, move)
 
 
 def fits_beside_best(state: TunerState, move: Move) -> bool:
     """Whether both steps fit the device at once."""
-    best_bytes = _peak(_best(state).memory) or 0
+    best_bytes = decisions.peak(_best(state).memory) or 0
     return best_bytes + (_ranking(state).peak_bytes(move) or best_bytes) < constants.PAIR_MEMORY * _memory(state.setup)
 
 
@@ -323,18 +333,19 @@ def _failed(state: TunerState, move: Move, point: Point) -> TunerState:
 def _judged(state: TunerState, action: actions.MeasurePair, found: Comparison, result: Contested) -> TunerState:
     """Keep the lever, or not: faster or smaller, and right."""
     move, (before, after), agreed = action.move, result.points, result.agreed
-    sizes = _peak(before.memory or _best(state).memory), _peak(after.memory)
+    sizes = decisions.peak(before.memory or _best(state).memory), decisions.peak(after.memory)
     decision = decisions.decide(found, *sizes, state.setup.limit_bytes, steadier=move.lever == "graph")
     decision = decisions.checked(decision, agreed, state.varies)
     attempt = msgspec.structs.replace(
         _attempt(state, move),
-        before_ns=_step_ns(before),
-        after_ns=_step_ns(after),
+        before_ns=decisions.step_ns(before),
+        after_ns=decisions.step_ns(after),
         comparison=found,
         before_bytes=sizes[0],
         after_bytes=sizes[1],
         agreement=agreed.agreement,
-        kept=decision.key in decisions.KEPT,
+        kept=(kept := decision.key in decisions.KEPT),
+        worth_ns=worth_of_each(move, _best(state).trial.workload, _ranking(state)) if kept else {},
         why=decisions.describe(decision),
         decision=decision,
     )
@@ -384,7 +395,7 @@ def _prove(state: TunerState) -> actions.Prove | None:
     if sum(attempt.kept for attempt in state.attempts) == 1:  # which was measured against the first step itself
         return None
     first = next(row for row in state.rows if isinstance(row, Begun))
-    both = (first.peak_bytes or 0) + (_peak(best.memory) or 0)
+    both = (first.peak_bytes or 0) + (decisions.peak(best.memory) or 0)
     together = both < constants.PAIR_MEMORY * _memory(state.setup)
     return actions.Prove(start=state.start, best=best.trial.workload, together=together)
 
@@ -407,14 +418,14 @@ def _ended(state: TunerState, action: actions.Finish, result: actions.Finished) 
     alone = kept[0] if len(kept) == 1 and not proven else None  # measured against the first step itself
     row = Ended(
         workload=best.trial.workload,
-        step_ns=_step_ns(proof.points[1] if proven and proof else best),
-        before_ns=_step_ns(proof.points[0]) if proven and proof else alone.before_ns if alone else None,
+        step_ns=decisions.step_ns(proof.points[1] if proven and proof else best),
+        before_ns=decisions.step_ns(proof.points[0]) if proven and proof else alone.before_ns if alone else None,
         comparison=compare_points(*proof.points) if proven and proof else alone.comparison if alone else None,
-        peak_bytes=_peak(best.memory),
+        peak_bytes=decisions.peak(best.memory),
         waterfall=result.waterfall,
         stopped=action.stopped,
         seconds=state.elapsed_s,
-        notes=decisions.throttle_notes(result.throttle),
+        notes=(*decisions.fp8_notes(best), *decisions.throttle_notes(result.throttle)),
     )
     return msgspec.structs.replace(state, rows=(*state.rows, row))
 
@@ -434,14 +445,3 @@ def _best(state: TunerState) -> Point:
 def _ranking(state: TunerState) -> MoveRanking:
     assert state.ranking is not None
     return state.ranking
-
-
-def _peak(memory: Sequence[PhaseMemory]) -> int | None:
-    """The step's peak; None where it was not measured."""
-    return max((phase.peak_bytes for phase in memory), default=None)
-
-
-def _step_ns(point: Point) -> float:
-    times = point.times(STEP)
-    assert times is not None
-    return level(times.by_process("wall"))

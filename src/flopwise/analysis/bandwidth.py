@@ -8,16 +8,18 @@ from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, OPTIMIZER,
 
 Key = tuple[str, str]  # phase ('' where it is not known) and class
 _NOT_HERE = (MATMUL, ATTENTION, COMMUNICATION, OPTIMIZER)
+_CASTS = ("flopwise::fp8_cast", "flopwise::fp8_amax")  # a part of their own
 
 
 def bytes_ns(ops: Sequence[OpWork], ceilings: Ceilings, *, phases: bool) -> dict[Key, float]:
     """What the bytes of memory-bound operations take at full bandwidth, by phase (if `phases`) and class.
 
-    Of the operations of a step without the matmuls, attention, the optimizer, and what is computed again.
+    Of the operations of a step without the matmuls, attention, the optimizer, casts to fp8, and what is computed again.
     """
     found: dict[Key, float] = {}
     for op in ops:
-        if op.kernels and op.kind not in _NOT_HERE and op.phase not in ("optimizer", "recompute") and not is_core(op):
+        apart = op.kind in _NOT_HERE or op.op in _CASTS or op.phase in ("optimizer", "recompute")
+        if op.kernels and not apart and not is_core(op):
             key = op.phase if phases else "", op.kind
             moved = op.read_bytes + op.write_bytes
             found[key] = found.get(key, 0.0) + 1e9 * moved / ceilings.bandwidth_bytes_per_s

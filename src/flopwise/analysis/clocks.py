@@ -1,22 +1,24 @@
 """What a measured point's clocks say: GPU work or host launching, tokens per second, MFU, compile time, clock throttling."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
 import msgspec
-import numpy as np
 
 from flopwise.predict.flops import mfu, model_flops
 from flopwise.predict.inference import generation_part
 from flopwise.records.run import STEP, PhaseTimes, Point, Ran, Telemetry
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import REPLAYED
 from flopwise.spec.workload import Workload
-from flopwise.statistics import Estimate, estimate, estimate_of
+from flopwise.statistics import Estimate, estimates, estimates_of, level, middle
 
 DICTATES = 0.8  # a clock that fills this share of the wall time dictates it
 LAUNCH, GPU, MIXED, HOST_SYNC, UNKNOWN = "launch", "gpu", "mixed", "host-sync", ""
 CAP = "software power cap"  # NVML's reason; large matmuls reach it on a healthy chip
+_MOST_CACHED = 1 << 16  # phases of points
 LOWERED = 0.96  # of the clock: above that, the cap was reached for moments only
 
 
@@ -37,11 +39,94 @@ def summarise(point: Point) -> tuple[PhaseSummary, ...]:
     return tuple(_summary(times) for times in point.phases if times.wall_ns)
 
 
-@lru_cache(maxsize=1024)  # views of one run ask again and again
+def summarise_all(points: Sequence[Point]) -> list[tuple[PhaseSummary, ...]]:
+    """`summarise` of each point, all at once."""
+    found = iter(_summaries([times for point in points for times in point.phases if times.wall_ns]))
+    return [tuple(next(found) for times in point.phases if times.wall_ns) for point in points]
+
+
+class StepLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole step by its clocks' medians alone: a list of thousands of points needs no intervals."""
+
+    wall_ns: float
+    gpu_ns: float | None = None
+    launch_ns: float | None = None
+    gpu_exact: bool = False
+    gpu_idle_share: float | None = None
+    bound: str = UNKNOWN
+
+
+def step_level(point: Point) -> StepLevel | None:
+    """The first phase that has samples, as `summarise` has it; None for a point that has none."""
+    times = next((times for times in point.phases if times.wall_ns), None)
+    return _level(times) if times is not None else None
+
+
+def step_walls(points: Sequence[Point]) -> list[Estimate | None]:
+    """The wall clock of each step, with its interval, all at once; None for a point that has no samples."""
+    steps = [next((times for times in point.phases if times.wall_ns), None) for point in points]
+    found = iter(_walls(tuple(times for times in steps if times is not None)))
+    return [next(found) if times is not None else None for times in steps]
+
+
+@lru_cache(maxsize=4)  # the charts of a run, and then its table
+def _walls(steps: tuple[PhaseTimes, ...]) -> list[Estimate]:
+    return estimates_of([times.by_process("wall") for times in steps])
+
+
+def phase_levels(point: Point) -> dict[str, float]:
+    """The wall time of every phase after the step."""
+    return {times.phase: level(times.by_process("wall")) for times in [one for one in point.phases if one.wall_ns][1:]}
+
+
+def step_level_ns(point: Point) -> float:
+    """The wall time of the step of a point that has samples."""
+    step = step_level(point)
+    assert step is not None
+    return step.wall_ns
+
+
+def phase_bound(point: Point, phase: str) -> str:
+    """What dictates one phase's time; UNKNOWN where it was not measured."""
+    times = point.times(phase)
+    return _level(times).bound if times is not None and times.wall_ns else UNKNOWN
+
+
+@lru_cache(maxsize=_MOST_CACHED)
+def _level(times: PhaseTimes) -> StepLevel:
+    wall = level(times.by_process("wall"))
+    if not times.gpu_ns or not times.launch_ns:
+        return StepLevel(wall_ns=wall)
+    held, exact = _held(times)
+    gpu, launch = level([held]), level(times.by_process("launch"))
+    shares = (launch / wall, gpu / wall) if wall > 0 else (0.0, 0.0)
+    return StepLevel(
+        wall_ns=wall,
+        gpu_ns=gpu,
+        launch_ns=launch,
+        gpu_exact=exact,
+        gpu_idle_share=max(0.0, 1 - shares[1]),
+        bound=_bound(*shares, exact),
+    )
+
+
+@lru_cache(maxsize=_MOST_CACHED)  # views of one run ask again and again
 def _summary(times: PhaseTimes) -> PhaseSummary:
-    wall = estimate_of(times.by_process("wall"))
-    launch = estimate_of(times.by_process("launch")) if times.launch_ns else None
-    gpu, exact = _gpu(times)
+    return _summaries([times])[0]
+
+
+def _summaries(phases: Sequence[PhaseTimes]) -> list[PhaseSummary]:
+    walls = estimates_of([times.by_process("wall") for times in phases])
+    launches = iter(estimates_of([times.by_process("launch") for times in phases if times.launch_ns]))
+    gpus = iter(estimates([_held(times)[0] for times in phases if times.gpu_ns]))
+    return [
+        _of_clocks(times, wall, next(launches) if times.launch_ns else None, next(gpus) if times.gpu_ns else None)
+        for times, wall in zip(phases, walls, strict=True)
+    ]
+
+
+def _of_clocks(times: PhaseTimes, wall: Estimate, launch: Estimate | None, gpu: Estimate | None) -> PhaseSummary:
+    exact = gpu is not None and _held(times)[1]
     return PhaseSummary(
         phase=times.phase,
         wall=wall,
@@ -53,13 +138,11 @@ def _summary(times: PhaseTimes) -> PhaseSummary:
     )
 
 
-def _gpu(times: PhaseTimes) -> tuple[Estimate | None, bool]:
-    """From the samples whose work was queued before it began, if they are at least half; else all, as an upper bound."""
-    if not times.gpu_ns:
-        return None, False
-    held = [ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held]
+def _held(times: PhaseTimes) -> tuple[tuple[int, ...], bool]:
+    """The GPU's samples whose work was queued before it began, if they are at least half; else all, as an upper bound."""
+    held = tuple(ns for ns, was_held in zip(times.gpu_ns, times.gpu_held, strict=False) if was_held)
     exact = 2 * len(held) >= len(times.gpu_ns)
-    return estimate(held if exact else times.gpu_ns), exact
+    return held if exact else times.gpu_ns, exact
 
 
 def _share(clock: Estimate | None, wall: Estimate) -> float:
@@ -94,7 +177,7 @@ def _bound(launch: float, gpu: float, exact: bool) -> str:
 def _step_ns(point: Point) -> float | None:
     """The median wall time of the step; None without samples."""
     times = point.times(STEP)
-    return float(np.median(times.wall_ns)) if times is not None and times.wall_ns else None
+    return middle(times.wall_ns) if times is not None and times.wall_ns else None
 
 
 class StepWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,11 +239,11 @@ def point_mfu(point: Point) -> float | None:
 def compile_ns(point: Point) -> int | None:
     """What compiling cost: the first warm-up step beyond a usual step (its median); at least 0.
 
-    A CUDA graph is compiled before it is captured, so there its own warm-up counts. None where nothing was compiled, or
-    where there is no warm-up or no sample.
+    A CUDA graph is compiled before it is captured, so there its own warm-up counts; so too of graphs by the compiler. None
+    where nothing was compiled, or there is no warm-up or no sample.
     """
     recipe, step_ns = point.trial.workload.recipe, _step_ns(point)
-    if recipe.compile != "off" and recipe.graph == "on":
+    if recipe.compile != "off" and (recipe.graph == "on" or recipe.compile == REPLAYED):
         return point.captured_first_ns or None
     if recipe.compile == "off" or not point.warmup_ns or step_ns is None:
         return None

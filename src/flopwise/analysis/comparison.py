@@ -6,27 +6,26 @@ one, and how often it errs: docs/decisions/0003-median-and-bootstrap.md.
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
+from flopwise.resampling import FEWEST, Rows, Series, block_lengths, intervals, level_ranges, middles
 from flopwise.statistics import (
     ERROR_RATE,
-    FEWEST,
     Difference,
     Samples,
-    Series,
-    block_length,
     checked,
     difference_of_groups,
     difference_of_pairs,
-    interval,
-    level_range,
+    each,
     log_ratio,
-    resampled_medians,
-    spread_of_one,
+    middle,
+    spreads_of_one,
     student,
 )
 
@@ -55,18 +54,44 @@ def compare_samples(
     >>> compare_samples(a, [[80, 81, 79, 80, 82, 78]] * 3, paired=True).verdict
     'faster'
     """
-    xa, xb = _positive(a), _positive(b)
-    n_a, n_b = (sum(x.size for x in one) for one in (xa, xb))
-    pairs, drift = min(len(xa), len(xb)), 0.0
-    if paired and pairs > 1:
-        ratios = [log_ratio(one, other, together) for one, other in zip(xa, xb, strict=False)]
-        found = difference_of_pairs(ratios, error_rate)
-    elif paired:
-        found = _one_pair(xa[0], xb[0], together, error_rate)
-    else:
-        found = _groups(xa, xb, error_rate)
-        drift = math.hypot(*(level_range(np.log(np.concatenate(x))) for x in (xa, xb)))
-        found = Difference(center=found.center, half=found.half + drift, spread=found.spread)
+    return compare_each([Sides(a, b, paired, together, error_rate)], threshold)[0]
+
+
+class Sides(NamedTuple):
+    """What `compare_samples` is asked."""
+
+    a: Sequence[Samples]
+    b: Sequence[Samples]
+    paired: bool
+    together: bool = True
+    error_rate: float = ERROR_RATE
+
+
+def compare_each(asked: Sequence[Sides], threshold: float = 0.03) -> list[Comparison]:
+    """`compare_samples` of each of many; what is resampled is resampled together."""
+    read = [(_positive(one.a), _positive(one.b)) for one in asked]
+    found: dict[int, Difference] = {}
+    for rate in {one.error_rate for one in asked}:
+        found |= _differences({i: (one, *read[i]) for i, one in enumerate(asked) if one.error_rate == rate}, rate)
+    unpaired = [i for i, one in enumerate(asked) if not one.paired]
+    moved = iter(each([np.log(np.concatenate(x)) for i in unpaired for x in read[i]], _moved))
+    drifts = {i: math.hypot(next(moved), next(moved)) for i in unpaired}
+    return [_compared(one, *read[i], found[i], drifts.get(i, 0.0), threshold) for i, one in enumerate(asked)]
+
+
+def _differences(some: dict[int, tuple[Sides, list[Series], list[Series]]], rate: float) -> dict[int, Difference]:
+    """Of all that share an error rate."""
+    alone = {i: _alone(*one) for i, one in some.items()}
+    noise = iter(each([x for series in alone.values() for x in series], partial(_noise, confidence=1 - rate)))
+    return {i: _difference(*one, [next(noise) for _ in alone[i]]) for i, one in some.items()}
+
+
+def _compared(
+    asked: Sides, a: list[Series], b: list[Series], found: Difference, drift: float, threshold: float
+) -> Comparison:
+    found = Difference(center=found.center, half=found.half + drift, spread=found.spread)
+    n_a, n_b = (sum(x.size for x in one) for one in (a, b))
+    pairs = min(len(a), len(b))
     few = min(n_a, n_b) < FEWEST and pairs == 1
     verdict, reason = (
         (INCONCLUSIVE, f"too few samples: {n_a} and {n_b}, where each needs {FEWEST}")
@@ -81,17 +106,17 @@ def compare_samples(
         reason=reason,
         n_a=n_a,
         n_b=n_b,
-        paired=paired,
+        paired=asked.paired,
         drift=math.expm1(drift),
         n_processes=pairs,
         spread=min(found.spread, 1e3),
-        settle="" if verdict != INCONCLUSIVE else _more(found, pairs, paired, threshold),
+        settle="" if verdict != INCONCLUSIVE else _more(found, pairs, asked.paired, threshold),
     )
 
 
 def _positive(processes: Sequence[Samples]) -> list[Series]:
     """Every process's samples, all of them above zero."""
-    series = [checked(samples, 0.95) for samples in processes]
+    series = each(processes, lambda rows: checked(rows, 0.95))
     if not series:
         raise FlopwiseError("there are no samples to compare", "measure at least one: a point that failed has none")
     if min(x.min() for x in series) <= 0:
@@ -101,38 +126,62 @@ def _positive(processes: Sequence[Samples]) -> list[Series]:
     return series
 
 
-def _one_pair(a: Series, b: Series, together: bool, error_rate: float) -> Difference:
-    """Of single processes: the interval of their samples, and beside it what processes may differ by."""
-    center, logs = log_ratio(a, b, together), [np.log(a), np.log(b)]
-    return _of_one(center, [logs[1] - logs[0]] if together and a.size == b.size else logs, error_rate)
-
-
-def _groups(a: list[Series], b: list[Series], error_rate: float) -> Difference:
-    levels_a, levels_b = ([math.log(float(np.median(x))) for x in one] for one in (a, b))
+def _alone(asked: Sides, a: list[Series], b: list[Series]) -> list[Series]:
+    """Of single processes, the logarithms whose noise is also that of the processes; none where there are several."""
     if min(len(a), len(b)) > 1:
-        return difference_of_groups(levels_a, levels_b, error_rate)
-    center = float(np.mean(levels_b) - np.mean(levels_a))
-    return _of_one(center, [np.log(np.concatenate(one)) for one in (a, b)], error_rate)
+        return []
+    if not asked.paired:
+        return [np.log(np.concatenate(one)) for one in (a, b)]
+    logs = [np.log(a[0]), np.log(b[0])]
+    return [logs[1] - logs[0]] if asked.together and logs[0].size == logs[1].size else logs
 
 
-def _of_one(center: float, series: list[Series], error_rate: float) -> Difference:
-    if min(x.size for x in series) == 1:
-        return Difference(center=center, half=math.inf, spread=math.inf)
-    spread = math.hypot(*map(spread_of_one, series))
-    noise = math.hypot(*(_half(x, 1 - error_rate) for x in series))
-    return Difference(center=center, half=math.hypot(noise, student(error_rate, _MANY) * spread), spread=spread)
+class _Noise(NamedTuple):
+    """How far one process may lie from another, and its median from where it would be without noise."""
+
+    n: int
+    spread: float
+    half: float
 
 
-def _half(x: Series, confidence: float) -> float:
+def _noise(x: Rows, confidence: float) -> list[_Noise]:
+    columns = (spreads_of_one(x).tolist(), _halves(x, confidence).tolist())
+    return [_Noise(x.shape[1], spread, half) for spread, half in zip(*columns, strict=True)]
+
+
+def _halves(x: Rows, confidence: float) -> Series:
     """Half the interval of a median of few or correlated samples: the wider side, as few have lopsided ones by chance."""
-    x = x - float(np.median(x))
-    if x.size < FEWEST:
-        return float(np.abs(x).max())
-    x = x if x[np.argmax(np.abs(x))] > 0 else -x  # the same draws whichever of the two is called A
-    block = block_length(x)
-    medians = resampled_medians(x, block, np.random.default_rng(0))
-    low, high = interval(medians, 0.0, confidence, x.size / block)
-    return max(-low, high)
+    x = x - middles(x)[:, None]
+    farthest = np.take_along_axis(x, np.argmax(np.abs(x), axis=1)[:, None], axis=1)
+    if x.shape[1] < FEWEST:
+        return np.abs(farthest[:, 0])
+    x = np.where(farthest > 0, x, -x)  # the same draws whichever of the two is called A
+    low, high = intervals(x, np.zeros(len(x)), block_lengths(x), confidence)
+    return np.maximum(-low, high)
+
+
+def _moved(x: Rows) -> list[float]:
+    found: list[float] = level_ranges(x).tolist()
+    return found
+
+
+def _difference(asked: Sides, a: list[Series], b: list[Series], noise: list[_Noise]) -> Difference:
+    """The ratio and its interval; of single processes by their samples' `noise`, and what processes may differ by."""
+    if asked.paired:
+        ratios = [log_ratio(one, other, asked.together) for one, other in zip(a, b, strict=False)]
+        if not noise:
+            return difference_of_pairs(ratios, asked.error_rate)
+        center = ratios[0]
+    else:
+        levels_a, levels_b = ([math.log(middle(x)) for x in one] for one in (a, b))
+        if not noise:
+            return difference_of_groups(levels_a, levels_b, asked.error_rate)
+        center = float(np.mean(levels_b) - np.mean(levels_a))
+    if min(one.n for one in noise) == 1:
+        return Difference(center=center, half=math.inf, spread=math.inf)
+    spread = math.hypot(*(one.spread for one in noise))
+    half = math.hypot(*(one.half for one in noise))
+    return Difference(center=center, half=math.hypot(half, student(asked.error_rate, _MANY) * spread), spread=spread)
 
 
 def _ratio_or_none(log: float) -> float | None:

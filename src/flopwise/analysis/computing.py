@@ -8,6 +8,7 @@ import polars as pl
 
 from flopwise.analysis.products import Gap, Product, precision_used, products_of_ops, products_of_trace, split
 from flopwise.analysis.timed_work import AGAIN, FUSED, GRAPH, PRODUCTS, TimedWork
+from flopwise.predict.op_time import matmul_limits
 from flopwise.records.ceilings import Ceilings
 from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION, OpWork
@@ -39,6 +40,9 @@ class Computing:
     useful_flops: float | None
     done_flops: float | None
     notes: tuple[str, ...]
+    products: Sequence[Product] = ()  # without what is computed again
+    attention_flops: float = 0.0  # fused: what the mask leaves, nothing twice
+    attention_in: str = ""  # the precision that fused attention is in
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,9 @@ def computing(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> C
         useful_flops=useful,
         done_flops=done,
         notes=_notes(products_ns, unsized_ns, fused_ns, attention, graph_ns, found.unseen),
+        products=found.all,
+        attention_flops=attention.needed if ideal else 0.0,
+        attention_in=_attention_in(found.used),
     )
 
 
@@ -116,8 +123,13 @@ def _sizes_suffice(sized: Sequence[Product], work: TimedWork) -> bool:
 
 def _attention_ideal_ns(attention: _Flops, used: str, ceilings: Ceilings) -> float:
     """The time of what the mask leaves, at the peak."""
-    peak = (ceilings.matmul.get(used) or ceilings.matmul["fp32"]).peak_flops
+    peak = matmul_limits(_attention_in(used), ceilings).peak_flops
     return 1e9 * attention.needed / peak if attention.complete and used else 0.0
+
+
+def _attention_in(used: str) -> str:
+    """Where linear layers are in fp8, attention is in bf16."""
+    return "bf16" if used == "fp8" else used
 
 
 def _once(ops: Sequence[OpWork]) -> list[OpWork]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from flopwise.analysis.clocks import summarise
+from flopwise.analysis.clocks import step_level
 from flopwise.errors import FlopwiseError
 from flopwise.predict.collectives import CollectiveRow, CollectiveTime, fit
 from flopwise.predict.parallel.measured_links import with_measured_links
@@ -57,8 +57,11 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
 def exchange(point: Point) -> Exchange | None:
     """The collective that a point measured; None of other steps, and of one that failed."""
     work, ran = point.trial.workload, point.ran
-    op, times = work.subject, summarise(point)
-    if not (isinstance(op, OpSpec) and op.collective and ran and times and times[0].wall.median > 0):
+    op = work.subject
+    if not (isinstance(op, OpSpec) and op.collective and ran):
+        return None
+    step = step_level(point)
+    if step is None or step.wall_ns <= 0:
         return None
     return Exchange(
         kind=op_kind(op.name),
@@ -66,7 +69,7 @@ def exchange(point: Point) -> Exchange | None:
         backend=ran.backend,
         device=ran.device.partition(":")[0],
         message_bytes=message_bytes(op, work.recipe.ranks, named(work.recipe.precision).n_bytes),
-        time_ns=times[0].wall.median,
+        time_ns=step.wall_ns,
     )
 
 

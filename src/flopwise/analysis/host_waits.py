@@ -5,7 +5,7 @@ import numpy as np
 import polars as pl
 
 from flopwise.analysis.host_activity import held_up_calls, host_calls, span_times, waits
-from flopwise.analysis.intervals import clipped, covered_ns
+from flopwise.analysis.intervals import covered_within
 from flopwise.analysis.steps import Steps
 from flopwise.trace.host import Host, Points, Scopes
 from flopwise.trace.nesting import Nesting
@@ -29,7 +29,7 @@ def host_work_ns(trace: Trace, steps: Steps) -> float | None:
     From each step's first op to its last launch, without waits for the GPU. A queue that is full holds up the next launch
     until a kernel has ended: what such a call takes beyond a normal one is waiting, too.
     """
-    calls, spent = host_calls(trace), 0.0
+    calls = host_calls(trace)
     start, end = (calls[name].to_numpy() for name in ("start_ns", "end_ns"))
     number = steps.of(start)
     if not (number >= 0).any():
@@ -38,12 +38,13 @@ def host_work_ns(trace: Trace, steps: Steps) -> float | None:
     wait_start, wait_end = span_times(pl.concat(waiting))
     begun = np.concatenate([start, trace.ops["start_ns"].to_numpy()])
     in_step = steps.of(begun)
-    for step in range(len(steps)):
-        mine = number == step
-        if mine.any():
-            low, high = int(begun[in_step == step].min()), int(end[mine].max())
-            spent += high - low - covered_ns(*clipped(wait_start, wait_end, low, high))
-    return spent / len(steps)
+    latest, earliest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    low, high = np.full(len(steps), earliest), np.full(len(steps), latest)
+    np.minimum.at(low, in_step[in_step >= 0], begun[in_step >= 0])
+    np.maximum.at(high, number[number >= 0], end[number >= 0])
+    low, high = low[high > latest], high[high > latest]
+    spent = (high - low - covered_within(low, high, wait_start, wait_end)).sum()
+    return float(spent) / len(steps)
 
 
 def host_waits(trace: Trace, steps: Steps) -> tuple[HostWait, ...]:

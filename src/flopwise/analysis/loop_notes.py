@@ -7,13 +7,14 @@ from flopwise import units
 from flopwise.records.run import Point
 
 _HUNG_UP = 128 + 1  # SIGHUP, which Windows does not name
+CLOCK_TIMES = 5  # a step is too short to be timed if it takes no more than so many empty ones
 _LEAST = 0.001  # of the time: less is not mentioned
 
 
 def loop_notes(point: Point) -> list[str]:
-    """Sentences for a point of a watched loop; of another, whether its loss is a number and the machine was busy."""
+    """Sentences for a point of a watched loop; of another, why to doubt it and whether the machine was busy."""
     loop, times = point.loop, point.times()
-    busy = [line for line in (not_finite(point), while_busy(point)) if line]
+    busy = [line for line in (doubt(point), while_busy(point)) if line]
     if loop is None or times is None:
         return busy
     apart_ns = sum(map(sum, loop.apart_ns.values()))
@@ -34,10 +35,23 @@ def loop_notes(point: Point) -> list[str]:
     return notes
 
 
-def not_finite(point: Point) -> str:
+def doubt(point: Point) -> str:
+    """Why the times of an ok point may mean little; '' where nothing is known."""
+    return "; ".join(filter(None, (_not_finite(point), _too_short(point))))
+
+
+def _not_finite(point: Point) -> str:
     """That the last loss is no number: such a step may be faster, or slower, than one that trains."""
     bad = point.ran.bad_loss if point.ran is not None else ""
     return f"the loss of the last step is {bad}: this is not a step that trains" if bad else ""
+
+
+def _too_short(point: Point) -> str:
+    """That the clock cannot tell how long the step is."""
+    times = point.times()
+    if times is None or not times.wall_ns or median(times.wall_ns) > CLOCK_TIMES * point.clock_ns:
+        return ""
+    return "the step is too short for the clock: an empty one takes a fifth of its time or more; do more in a step"
 
 
 def while_busy(point: Point) -> str:

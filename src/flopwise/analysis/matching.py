@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from flopwise.analysis.clocks import LAUNCH, summarise
-from flopwise.analysis.comparison import compare_samples
+from flopwise.analysis.clocks import LAUNCH, phase_bound
+from flopwise.analysis.comparison import Sides, compare_each
+from flopwise.analysis.hosts import different_environments
 from flopwise.capture.stopping import DECIDED, PROCESSES
 from flopwise.records.comparison import FASTER, INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.printed import Printed
@@ -32,14 +33,27 @@ class Compared(Printed):
     clock: str = "wall"
     clocks: Mapping[str, Comparison] = field(default_factory=dict)  # of a single pair, by every clock that both have
     damage: tuple[str, ...] = ()  # rows of A or B that are lost: "B: …"
+    mixed: bool = False  # a gate judges A and B of different environments, too
+
+    @property
+    def across(self) -> str:
+        """How the environments of A and B differ; '' where they do not."""
+        return different_environments([(a, b) for a, b, _ in self.pairs])
+
+    def refused(self, fail_above: float | None) -> str:
+        """Why a gate does not judge: a time of another machine is no baseline. '' where it does."""
+        gated = fail_above is not None and not self.mixed and self.across
+        return f"the gate does not judge: {self.across}" if gated else ""
 
     def exit_code(self, fail_above: float | None = None) -> int:
-        """1: B is slower by more than `fail_above`; 3: a verdict is inconclusive, or a gate lacks points; else 0."""
+        """1: B is slower by more than `fail_above`; 3: a verdict is inconclusive, or a gate cannot judge; else 0."""
+        if self.refused(fail_above):
+            return 3
         ratios = [(c.ratio or 0.0, c.verdict) for _, _, c in self.pairs]
         if fail_above is not None and any(verdict == SLOWER and ratio > 1 + fail_above for ratio, verdict in ratios):
             return 1
-        unjudged = fail_above is not None and (self.only_a or self.damage)
-        return 3 if unjudged or any(verdict == INCONCLUSIVE for _, verdict in ratios) else 0
+        lacking = fail_above is not None and (self.only_a or self.damage)
+        return 3 if lacking or any(verdict == INCONCLUSIVE for _, verdict in ratios) else 0
 
     def headline(self) -> str:
         verdicts = Counter(found.verdict for _, _, found in self.pairs)
@@ -59,15 +73,22 @@ def match(points_a: Sequence[Point], points_b: Sequence[Point]) -> Matched:
     pairs: dict[int, tuple[Point, Point]] = {}
 
     def pair(among: tuple[Points, Points], identity: Callable[[Point], Hashable]) -> None:
+        if not left_a or not left_b:
+            return
         unique_a, unique_b = (_unique(points, identity) for points in among)
         for key in unique_a.keys() & unique_b.keys():
             i, j = unique_a[key], unique_b[key]
             if i in left_a and j in left_b:
                 pairs[i] = left_a.pop(i), left_b.pop(j)
 
+    sizes: dict[Hashable, list[int]] = {}
+    for j, point in runs[1].items():
+        sizes.setdefault(_size(point), []).append(j)
     for i, point in runs[0].items():
-        same = next((j for j, other in left_b.items() if other.trial == point.trial), None)
+        alike = sizes.get(_size(point), [])
+        same = next((j for j in alike if runs[1][j].trial == point.trial), None)
         if same is not None:
+            alike.remove(same)
             pairs[i] = left_a.pop(i), left_b.pop(same)
     if len(points_a) == len(points_b) == 1:
         pair((left_a, left_b), lambda point: "the only one")
@@ -77,6 +98,12 @@ def match(points_a: Sequence[Point], points_b: Sequence[Point]) -> Matched:
     if not pairs:
         pair((_usable(left_a), _usable(left_b)), lambda point: "the only one")
     return [pairs[i] for i in sorted(pairs)], list(left_a.values()), list(left_b.values())
+
+
+def _size(point: Point) -> Hashable:
+    """What equal trials have in common, and few others."""
+    work = point.trial.workload
+    return work.target, work.batch, work.context, work.recipe
 
 
 def _unique(points: Points, identity: Callable[[Point], Hashable]) -> dict[Hashable, int]:
@@ -108,7 +135,29 @@ def compare_points(
 
     A point is no different from itself; one that has no samples leaves it inconclusive, and says why.
     """
+    return compare_all([(a, b)], phase, clock, threshold=threshold, error_rate=error_rate)[0]
+
+
+def compare_all(
+    pairs: Sequence[tuple[Point, Point]],
+    phase: str = STEP,
+    clock: str = "wall",
+    *,
+    threshold: float = 0.03,
+    error_rate: float = ERROR_RATE,
+) -> list[Comparison]:
+    """`compare_points` of each pair, all at once."""
     fields.one_of("clock", clock, CLOCKS)
+    asked = [_asked(a, b, phase, clock, error_rate) for a, b in pairs]
+    found = iter(compare_each([one for one in asked if isinstance(one, Sides)], threshold))
+    return [
+        one if isinstance(one, Comparison) else _with_load(_with_bound(next(found), a, b, phase, clock), a, b)
+        for one, (a, b) in zip(asked, pairs, strict=True)
+    ]
+
+
+def _asked(a: Point, b: Point, phase: str, clock: str, error_rate: float) -> Sides | Comparison:
+    """The samples to compare; or the answer, where there is none to ask of them."""
     samples_a, samples_b = _samples(a, phase, clock), _samples(b, phase, clock)
     paired = a == b or bool(a.key and b.paired_with == a.key) or bool(b.key and a.paired_with == b.key)
     if problem := _problem({"A": (a, samples_a), "B": (b, samples_b)}, phase, clock, paired):
@@ -116,13 +165,10 @@ def compare_points(
     if a == b:
         same = _without_ratio(NO_DIFFERENCE, "the same point", len(samples_a), len(samples_b), paired)
         return msgspec.structs.replace(same, ratio=1.0, low=1.0, high=1.0)
-    processes = [_by_process(point, phase, clock) for point in (a, b)]
+    of_a, of_b = (_by_process(point, phase, clock) for point in (a, b))
     if paired:
-        error_rate = _spent(b, min(map(len, processes)), error_rate)
-    found = compare_samples(
-        *processes, paired=paired, together=a.together and b.together, error_rate=error_rate, threshold=threshold
-    )
-    return _with_load(_with_bound(found, a, b, phase, clock), a, b)
+        error_rate = _spent(b, min(len(of_a), len(of_b)), error_rate)
+    return Sides(of_a, of_b, paired, a.together and b.together, error_rate)
 
 
 def _with_load(found: Comparison, a: Point, b: Point) -> Comparison:
@@ -202,7 +248,7 @@ def _with_bound(found: Comparison, a: Point, b: Point, phase: str, clock: str) -
     """Of an inconclusive wall time that launching dictates: what else would settle it."""
     if found.verdict != INCONCLUSIVE or clock != "wall" or not found.settle:
         return found
-    if not any(one.phase == phase and one.bound == LAUNCH for point in (a, b) for one in summarise(point)):
+    if not any(phase_bound(point, phase) == LAUNCH for point in (a, b)):
         return found
     settle = f"{found.settle}; or graph = on for both: the time to launch kernels dictates this step"
     return msgspec.structs.replace(found, settle=settle)

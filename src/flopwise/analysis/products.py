@@ -8,8 +8,8 @@ from math import prod
 import polars as pl
 
 from flopwise import units
-from flopwise.predict.op_time import matmul_ns, matmul_shape
-from flopwise.records.ceilings import Ceilings, Matmul
+from flopwise.predict.op_time import matmul_limits, matmul_ns, matmul_shape
+from flopwise.records.ceilings import Ceilings
 from flopwise.spec.dtypes import item_bytes
 from flopwise.spec.gpu import PEAK_DTYPES
 from flopwise.work.matmul_precision import matmul_precision
@@ -170,8 +170,8 @@ def _one(product: Product, used: str, ceilings: Ceilings, sides: frozenset[int])
 
 def _limits(product: Product, used: str, ceilings: Ceilings) -> tuple[float, float, float]:
     """The time at the peak of the precision used, at that of its own, and of its shape: in tiles and waves, or by its bytes."""
-    own = _matmul(product.precision, ceilings)
-    best = max(own.peak_flops, _matmul(used, ceilings).peak_flops)
+    own = matmul_limits(product.precision, ceilings)
+    best = max(own.peak_flops, matmul_limits(used, ceilings).peak_flops)
     tiled = matmul_ns(*product.shape, own, ceilings.processors) * product.count
     moving = 1e9 * product.n_bytes / ceilings.bandwidth_bytes_per_s
     floor = 1e9 * product.flops / own.peak_flops
@@ -183,10 +183,6 @@ def _gap(ns: float, ideal: float, floor: float, least: float, *, unaligned: bool
     rest = ns - floor - shape
     other = (0.0, rest) if unaligned and rest > 0 else (rest, 0.0)
     return Gap(ideal=ideal, precision=floor - ideal, shape=shape, unaligned=other[1], other=other[0])
-
-
-def _matmul(precision: str, ceilings: Ceilings) -> Matmul:
-    return ceilings.matmul.get(precision) or ceilings.matmul["fp32"]
 
 
 def _unaligned_sides(products: Sequence[Product]) -> frozenset[int]:

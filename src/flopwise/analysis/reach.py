@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flopwise.analysis.clocks import gpu_name, step_work, summarise
+from flopwise.analysis.clocks import gpu_name, step_level_ns, step_work
 from flopwise.records.run import Point
 from flopwise.records.tuning import Tuning
 from flopwise.records.waterfall import Waterfall
@@ -66,7 +66,7 @@ def point_reach(point: Point, saved_ns: Sequence[float] = ()) -> Reach:
     """Of a measured step."""
     work = step_work(point.trial.workload, point.ran)
     most = limit(work.flops, work.dtype, gpu_name(point), work.least_bytes)
-    return after(most, summarise(point)[0].wall.median, saved_ns)
+    return after(most, step_level_ns(point), saved_ns)
 
 
 def after(most: Reach, now_ns: float, saved_ns: Sequence[float]) -> Reach:

@@ -24,7 +24,8 @@ from flopwise.spec.gpu import Gpu, find_gpu
 from flopwise.spec.gpu import gpu as gpu_named
 from flopwise.spec.workload import Workload
 from flopwise.store import StoredRun, find, runs_root
-from flopwise.store.files import HEADER
+from flopwise.store.files import HEADER, TRACES
+from flopwise.store.sums import checked_file
 from flopwise.trace.attribute import Attribution
 from flopwise.trace.input_file import check_file
 from flopwise.trace.read import is_trace_file, read_trace, unknown_suffix
@@ -85,7 +86,7 @@ def explain_gpu_work(
     if workload is None:
         explanation = _with_waterfall_if_same(explanation, steps, chosen.trial.workload, gpu)
     else:
-        explanation = with_waterfall(explanation, steps, workload, gpu)
+        explanation = with_waterfall(explanation, steps, workload, gpu, chosen.telemetry)
     return ExplainedTrace(explanation, steps, chosen)
 
 
@@ -155,18 +156,18 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _traces(run: StoredRun) -> Iterator[tuple[Path, Point]]:
-    traced = [point for point in run.points if point.trace_file]
+    traced = [point for point in run.sound().points if point.trace_file]
     if not traced:
         what = run.points[0].trial.workload.target if run.points else "WORKLOAD"
         raise FlopwiseError(f"the run {run.header.id} has no trace", f"capture one: flopwise profile {what}")
-    for point in traced:
-        path = run.path / "traces" / Path(point.trace_file).name
-        if not path.exists():
-            raise FlopwiseError(
-                f"the trace of the run {run.header.id} was not kept: there is no {path.name} in its traces",
-                "profile it again; flopwise runs show and report show what was measured",
-            )
-        yield path, point
+    named = [(checked_file(run.path, TRACES, point.trace_file), point) for point in traced]
+    there = [(path, point) for path, point in named if path.exists()]
+    if not there:
+        raise FlopwiseError(
+            f"the trace of the run {run.header.id} was not kept: there is no {named[0][0].name} in its traces",
+            "profile it again; flopwise runs show and report show what was measured",
+        )
+    yield from there
 
 
 def run_named(target: str | Path, runs: str | Path | None = None) -> StoredRun:
@@ -207,15 +208,16 @@ def with_waterfall(
     if itself is not None and itself.name != machine.name:
         other = f"the trace is of {itself.title}; the limits in the waterfall are those of {machine.title}"
         explanation = explanation.with_notes(Note("other_gpu", other))
-    step, alone = explanation.untraced_step, explanation.untraced_idle
+    step, alone, held = explanation.untraced_step, explanation.untraced_idle, held_clock(telemetry)
     made = waterfall(
         steps,
         limits,
         machine,
         known=known_work(workload, machine) if workload is not None else None,
         untraced=(step, alone) if step is not None and alone is not None else None,
+        held=held,
     )
-    if (held := held_clock(telemetry)) is not None:
+    if held is not None:
         cap = f"the power cap held the clock at {held[0]:.0f} of {held[1]} MHz"
         slow = f"{cap}: that time is in 'matmul: other' and attention"
         made = msgspec.structs.replace(made, notes=(*made.notes, slow))

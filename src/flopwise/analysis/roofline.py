@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flopwise.predict.op_time import OpTime, cut, matmul_shape
+from flopwise.predict.op_time import OpTime, cut, matmul_limits, matmul_shape
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.printed import Printed
 from flopwise.work.operation import OpWork
@@ -77,7 +77,7 @@ class MatmulTiles(msgspec.Struct, frozen=True, kw_only=True):
 
 def matmul_tiles(op: OpWork, ceilings: Ceilings) -> tuple[MatmulTiles, ...]:
     """Every tile that libraries have, the one that takes least first."""
-    limits, shape = ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"], matmul_shape(op)
+    limits, shape = matmul_limits(op.dtype, ceilings), matmul_shape(op)
     cuts = sorted((cut(shape, tile, limits, ceilings.processors) for tile in limits.tiles), key=lambda one: one.ns)
     return tuple(
         MatmulTiles(
@@ -120,8 +120,7 @@ class Roofline(Printed, msgspec.Struct, frozen=True, kw_only=True):
 
 def roof(intensity: float, dtype: str, ceilings: Ceilings) -> float:
     """FLOP/s at most: by the bandwidth, or by the precision's rate."""
-    limits = ceilings.matmul.get(dtype) or ceilings.matmul["fp32"]
-    return min(limits.peak_flops, intensity * ceilings.bandwidth_bytes_per_s)
+    return min(matmul_limits(dtype, ceilings).peak_flops, intensity * ceilings.bandwidth_bytes_per_s)
 
 
 def predicted_points(ops: Sequence[OpWork], times: Sequence[OpTime], ceilings: Ceilings) -> list[RooflinePoint]:

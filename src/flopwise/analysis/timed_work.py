@@ -10,13 +10,14 @@ from flopwise.analysis.idle import Idle
 from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.analysis.transfers import NAMES
 from flopwise.trace.phases import OPTIMIZER, OTHER, RECOMPUTE
-from flopwise.work.operation import ATTENTION, COMMUNICATION, MATMUL, MEMORY
+from flopwise.work.operation import ATTENTION, COMMUNICATION, COPY, MATMUL, MEMORY, REDUCTION
 from flopwise.work.operation import OPTIMIZER as OPTIMIZER_KERNEL
 from flopwise.work.sized import ATTENTIONS, MATMULS
 
 PRODUCTS, FUSED, CORE, MOVING = "products", "fused attention", "attention written out", "memory-bound"
 AGAIN, UPDATE, COMMUNICATES, GRAPH = "recomputation", "optimizer", "communication", "whole graphs"
-MOVES_TO_HOST = "transfers"
+MOVES_TO_HOST, CASTS = "transfers", "fp8 casts"
+_TO_FP8 = r"fp8|float8|e4m3|e5m2"  # in names of kernels
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _what() -> pl.Expr:
         ((kind == MATMUL) | (helps & pl.col("op").is_in(MATMULS)), PRODUCTS),
         ((kind == ATTENTION) | (helps & pl.col("op").is_in(ATTENTIONS)), FUSED),
         (in_core(), CORE),
+        (kind.is_in([COPY, REDUCTION]) & pl.col("name").str.contains(_TO_FP8), CASTS),
     )
     expression = pl.lit(MOVING)
     for holds, what in reversed(cases):

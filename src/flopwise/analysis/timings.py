@@ -5,6 +5,7 @@ from flopwise.analysis.idle import FITS, clock_fit
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import STEP, Point
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import REPLAYED
 from flopwise.spec.workload import takes
 from flopwise.store import StoredRun
 from flopwise.trace.phases import BACKWARD, FORWARD, OPTIMIZER
@@ -22,7 +23,7 @@ def timing_of(
     It is that of the trace's own workload, where it is known; else the only one that can be. A trace is of a GPU, so a
     CPU's clock does not count.
     """
-    points = [point for point in timed.points if point.phases]
+    points = [point for point in timed.sound().points if point.phases]
     if not points:
         raise FlopwiseError(f"the run {timed.header.id} has no samples", "give --timings a run of flopwise bench")
     on_gpu = [point for point in points if not device_of(point).startswith("cpu")]
@@ -44,7 +45,7 @@ def timing_of(
 
 def host_timing_of(timed: StoredRun) -> Point:
     """The point of a run whose clock is compared with a trace of the CPU: the only one there."""
-    points = [point for point in timed.points if point.phases and device_of(point).startswith("cpu")]
+    points = [point for point in timed.sound().points if point.phases and device_of(point).startswith("cpu")]
     if len(points) != 1:
         raise FlopwiseError(
             f"the run {timed.header.id} has {len(points)} points on the CPU, and the trace is of one",
@@ -95,7 +96,9 @@ def _levers_fit(point: Point, trace: Trace) -> bool:
     graphs = trace.graph_launches.height > 0
     if (recipe.compile != "off") != compiled:
         return False
-    return graphs if recipe.graph == "on" else not graphs or recipe.compile == "max-autotune"
+    if recipe.graph == "on" or recipe.compile == REPLAYED:
+        return graphs
+    return not graphs or recipe.compile == "max-autotune"
 
 
 def device_of(point: Point) -> str:

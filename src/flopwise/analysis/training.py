@@ -1,10 +1,12 @@
 """What a training says about itself: what was learnt, how fast, and what its steps waited for."""
 
 from collections import Counter
+from itertools import pairwise
 from statistics import median
 
 import msgspec
 
+from flopwise.analysis.hosts import differing
 from flopwise.records.training import Begun, Steps, Training
 
 SMOOTHED = 20  # steps: a loss is the mean of so many, as one batch's says little
@@ -43,6 +45,17 @@ def progressed(training: Training) -> Progressed:
         limited_by=_most_limited(steady),
         memory_bytes=max((row.memory_bytes or 0 for row in rows), default=0) or None,
     )
+
+
+def moves(*begun: Begun) -> list[str]:
+    """Where a training went on in another environment: its losses may, its speeds are of one."""
+    both = [(a.environment, b.environment, b.step) for a, b in pairwise(begun)]
+    found = [(differing(a, b), step) for a, b, step in both if a is not None and b is not None]
+    return [
+        f"from step {step + 1:,} on with {apart[1]}, before with {apart[0]}; the speed is that of the last part"
+        for apart, step in found
+        if apart is not None
+    ]
 
 
 def _waited(rows: list[Steps]) -> float:

@@ -11,10 +11,22 @@ from flopwise.analysis.bandwidth import Key, at_bandwidth, bytes_ns
 from flopwise.analysis.blame import OUTSIDE, HostBlame
 from flopwise.analysis.computing import BY_WORKLOAD, Computing, KnownWork, computing
 from flopwise.analysis.idle import Idle
+from flopwise.analysis.limit import step_limit
 from flopwise.analysis.products import Gap
-from flopwise.analysis.timed_work import AGAIN, COMMUNICATES, CORE, MOVES_TO_HOST, MOVING, UPDATE, TimedWork, timed_work
+from flopwise.analysis.timed_work import (
+    AGAIN,
+    CASTS,
+    COMMUNICATES,
+    CORE,
+    MOVES_TO_HOST,
+    MOVING,
+    UPDATE,
+    TimedWork,
+    timed_work,
+)
 from flopwise.analysis.traced_steps import TracedSteps
 from flopwise.predict.flops import mfu
+from flopwise.predict.op_time import matmul_limits
 from flopwise.records import waterfall as parts
 from flopwise.records.ceilings import MEASURED, Ceilings
 from flopwise.records.untraced import UntracedStep
@@ -52,11 +64,13 @@ def waterfall(
     *,
     known: KnownWork | None = None,
     untraced: tuple[UntracedStep, Idle] | None = None,
+    held: tuple[float, int] | None = None,
 ) -> Waterfall:
     """From the ideal to the measured step.
 
     `known` is the step's work where its workload is known; else only what the sizes in the trace give is. `untraced`:
-    one step without the profiler, and the idle time of all steps then; the parts add up to that step.
+    one step without the profiler, and the idle time of all steps then; the parts add up to that step. `held`: the clock
+    that the power cap left, and the highest, in MHz.
     """
     without, idle = untraced or (None, steps.idle)
     step_ns = without.ns if without else (steps.high_ns - steps.low_ns) / len(steps.steps)
@@ -73,18 +87,20 @@ def waterfall(
         for part in some
     }
     peak = gpu.peaks.get(done.used)
+    made = tuple(found[name] for name in PARTS if name in found and found[name].ns)
     return Waterfall(
         step_ns=step_ns,
         untraced=without,
         measured_by=_measured_by(without),
-        parts=tuple(found[name] for name in PARTS if name in found and found[name].ns),
+        parts=made,
         mfu=mfu(done.useful_flops, step_ns / 1e9, peak) if done.useful_flops and peak else None,
         hfu=mfu(done.done_flops, step_ns / 1e9, peak) if done.done_flops and peak else None,
         roofline_share=_least_ns(known, ceilings) / step_ns if known else None,
         precision=done.used,
-        peak_share=ceilings.matmul[done.used].peak_flops / peak if peak and done.used in ceilings.matmul else None,
+        peak_share=matmul_limits(done.used, ceilings).peak_flops / peak if peak else None,
         convention=_convention(done, known, gpu),
         notes=(*done.notes, *_scaled(work)),
+        limit=step_limit(made, step_ns, done, known.ops if known else None, ceilings, gpu, held),
     )
 
 
@@ -194,6 +210,7 @@ def _others(work: TimedWork, known: KnownWork | None, ceilings: Ceilings) -> Ite
     hidden = math.fsum(work.of(UPDATE)["hidden_ns"])
     if hidden >= WORTH_NAMING * work.step_ns:
         why.append(f"{units.duration(hidden)} more overlapped with other work")
+    yield _part(work, parts.FP8_CASTS, work.ns(CASTS), "what fp8 products need before them, in kernels of their own")
     yield _part(work, parts.RECOMPUTATION, sum(again.values()), "computed again in the backward pass", again)
     yield _part(work, parts.OPTIMIZER_PART, sum(update.values()), "; ".join(why), update)
     yield _part(work, parts.EXPOSED_COMMUNICATION, sum(talk.values()), "while nothing else ran")
@@ -220,7 +237,7 @@ def _least_ns(known: KnownWork, ceilings: Ceilings) -> float:
     for op in (op for op in known.ops if op.kernels):
         masked = known.causal and op.kind == ATTENTION and op.flops and op.shapes
         flops = op.flops * (causal_share(op.shapes[0][-2]) if masked else 1.0)
-        compute_s = flops / (ceilings.matmul.get(op.dtype) or ceilings.matmul["fp32"]).peak_flops
+        compute_s = flops / matmul_limits(op.dtype, ceilings).peak_flops
         total += 1e9 * max(compute_s, (op.read_bytes + op.write_bytes) / ceilings.bandwidth_bytes_per_s)
     return total
 

@@ -50,9 +50,12 @@ def _check(what: str, found: list[Any], has: str, allowed: str) -> None:
         raise FlopwiseError(f"{what} = {fields.show(type(wrong).__name__)} is not allowed", f"allowed: {allowed}")
 
 
-def _recipe(given: str | Path | Recipe | Mapping[str, Any]) -> tuple[Recipe, set[str]]:
+def _recipe(given: Any) -> tuple[Recipe, set[str]]:
     """The recipe, and the levers that it names."""
     if isinstance(given, Recipe):
         return given, set(given.changed())
+    if not isinstance(given, str | Path | Mapping):
+        hint = "allowed: a file that `flopwise tune --save` wrote, a Recipe, or levers by name"
+        raise FlopwiseError(f"recipe = {fields.show(given)} is not allowed", hint)
     named = read_toml(given, "a recipe") if isinstance(given, str | Path) else dict(given)
     return recipe_from(named), set(named)

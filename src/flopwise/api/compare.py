@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flopwise.analysis.matching import CLOCKS, Compared, compare_clocks, compare_points, match
+from flopwise.analysis.matching import CLOCKS, Compared, compare_all, compare_clocks, match
 from flopwise.errors import Damaged, FlopwiseError
 from flopwise.records.run import STEP, PhaseTimes
 from flopwise.spec import fields
@@ -16,10 +16,12 @@ def compare(
     phase: str = STEP,
     clock: str | None = None,
     threshold: float = 0.03,
+    mixed: bool = False,
     runs: str | Path | None = None,
 ) -> Compared:
     """Compare two runs, point by point; `clock` is wall, gpu or launch. Without one it is wall, and a single pair is also
-    compared by every clock that both have.
+    compared by every clock that both have. A gate (`exit_code`) judges runs of different GPUs, drivers or versions of torch only
+    if `mixed`.
 
     >>> flopwise.compare("last~1", "last").pairs[0][2].verdict       # doctest: +SKIP
     'faster'
@@ -37,9 +39,10 @@ def compare(
             f"{first.header.id} and {second.header.id} have no workload in common", "compare runs of the same workloads"
         )
     _check_measured([times for pair in pairs for point in pair for times in point.phases], phase, asked)
-    compared = tuple((x, y, compare_points(x, y, phase=phase, clock=asked, threshold=threshold)) for x, y in pairs)
+    found = compare_all(pairs, phase, asked, threshold=threshold)
+    compared = tuple((x, y, one) for (x, y), one in zip(pairs, found, strict=True))
     clocks = compare_clocks(*pairs[0], phase, threshold=threshold) if len(pairs) == 1 and clock is None else {}
-    return Compared(compared, tuple(only_a), tuple(only_b), phase, asked, clocks, damage)
+    return Compared(compared, tuple(only_a), tuple(only_b), phase, asked, clocks, damage, mixed)
 
 
 def _check_measured(times: list[PhaseTimes], phase: str, clock: str) -> None:

@@ -51,7 +51,7 @@ def generate(
     cache = cache or (recipe.compute if recipe.compute in CACHES else "fp32")
     fields.one_of("cache", cache, CACHES)
     speaker = Speaker(Path(checkpoint) if checkpoint is not None else newest(training.path), recipe, device)
-    tokenizer = open_corpus(corpus_folder(training), check=False).tokenizer()
+    tokenizer = open_corpus(corpus_folder(training.path, training.begun.settings), check=False).tokenizer()
     said = [prompt] if isinstance(prompt, str) else list(prompt)
     end = next(iter(tokenizer.special.values()), None)
     ids = [tokenizer.encode(one) or [end or 0] for one in said for _ in range(batch)]

@@ -73,7 +73,7 @@ def plan(
     asked = planned_model(model, set)
     where = _cluster(gpu, cluster, link)
     if measured is not None:
-        where = measured_cluster(where, StoredRun.load(find(measured, runs_root(runs))).points)
+        where = measured_cluster(where, StoredRun.load(find(measured, runs_root(runs))).sound().points)
     fields.number("uneven", uneven, 1.0, 1_000.0)
     fixed = fixed_fields(for_program(program, layout), fsdp)
     check_pipeline(asked.spec.n_layers, fixed)

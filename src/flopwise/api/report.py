@@ -1,11 +1,13 @@
 """One page over runs, traces and snapshots: the verdict, what to change, and the evidence."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from flopwise.advice.explained import explain_host_work, with_findings
 from flopwise.advice.explained_ranks import explained_ranks
-from flopwise.analysis.clocks import summarise
+from flopwise.analysis.clocks import step_level
 from flopwise.analysis.host_explanation import without_gpu_work
 from flopwise.analysis.matching import compare_within
 from flopwise.analysis.ranks.files import rank_files
@@ -14,13 +16,15 @@ from flopwise.analysis.reading import explain_gpu_work, run_named
 from flopwise.analysis.step_timeline import step_timeline
 from flopwise.api.memory import SUFFIXES as SNAPSHOTS
 from flopwise.api.roofline import traced_roofline
+from flopwise.collector import no_collector
 from flopwise.errors import FlopwiseError
 from flopwise.experiments.results import read_lab
 from flopwise.predict.machine import gpu_of, machine_with
 from flopwise.predict.prediction import predict_quickly
 from flopwise.records.run import Point
 from flopwise.render.axes import labels_of
-from flopwise.render.charts import readable, save
+from flopwise.render.charts import readable
+from flopwise.render.drawing import Drawing, NotDrawn
 from flopwise.render.report import Report, ReportPart, html_report, markdown_report
 from flopwise.render.report.evidence import StepPrediction
 from flopwise.render.report.markdown import pictures_of
@@ -28,13 +32,18 @@ from flopwise.snapshot.read import read_snapshot
 from flopwise.snapshot.report import report as memory_report
 from flopwise.snapshot.stored import stored_report
 from flopwise.store import StoredRun
-from flopwise.store.files import write_output
+from flopwise.store.files import TRACES, write_output
+from flopwise.store.sums import checked_file
 from flopwise.store.training import read_training
 from flopwise.store.tuning import read_tuning
 from flopwise.trace.read import is_trace_file, read_trace
 
 SUFFIXES = (".html", ".md")
-MOST_PREDICTED = 60  # points of a run: each prediction takes a fraction of a second
+MOST_PREDICTED, FEW_PREDICTED = (
+    60,
+    12,
+)  # points of a run, and of a large one: each prediction takes a fraction of a second
+LARGE = 1000  # points
 
 
 def report(
@@ -59,14 +68,17 @@ def report(
         raise FlopwiseError(
             "there is nothing to report on", "give a run or a trace: flopwise report last -o report.html"
         )
-    together = _ranks(targets)
-    parts = (together,) if together is not None else tuple(gather(target, runs) for target in targets)
-    found = Report(parts=parts, command=command)
-    if place.suffix == ".html":
-        _write(place, html_report(found))
-    else:
-        _write(place, markdown_report(found, _drawn(found, place) if pictures else None))
+    with no_collector():
+        together = _ranks(targets)
+        parts = (together,) if together is not None else tuple(gather(target, runs) for target in targets)
+        found = Report(parts=parts, command=command)
+        text = html_report(found) if place.suffix == ".html" else _markdown(found, place, pictures)
+    _write(place, text)
     return place
+
+
+def _markdown(found: Report, place: Path, pictures: bool) -> str:
+    return markdown_report(found, _drawn(found, place) if pictures else None)
 
 
 def check_suffix(place: Path) -> None:
@@ -90,11 +102,18 @@ def _ranks(targets: Sequence[str | Path | StoredRun]) -> ReportPart | None:
 
 
 def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> ReportPart:
-    """All that is known of one target; what it does not hold is left out."""
+    """All that is known of one target; what it does not hold is left out, and what was damaged is said."""
+    part = _gathered(target, runs)
+    of_rows = part.tuning or part.training or part.lab
+    lost = (*(part.run.left_out if part.run is not None else ()), *(of_rows.warnings if of_rows is not None else ()))
+    return replace(part, damage=tuple(dict.fromkeys(lost)))
+
+
+def _gathered(target: str | Path | StoredRun, runs: str | Path | None) -> ReportPart:
     if not isinstance(target, StoredRun):
         path = Path(target).expanduser()
         if is_trace_file(path):
-            return _traced(path.name, path, None, None)
+            return _traced(path.name, None, None, path)
         if path.name.lower().endswith(SNAPSHOTS):
             return ReportPart(name=path.name, memory=memory_report(read_snapshot(path)))
         target = run_named(target, runs)
@@ -106,45 +125,49 @@ def gather(target: str | Path | StoredRun, runs: str | Path | None = None) -> Re
     if target.header.kind == "train":
         return ReportPart(name=name, run=target, training=read_training(target))
     if target.header.kind == "lab":
-        return ReportPart(name=name, run=target, lab=read_lab(target.path))
+        return ReportPart(name=name, run=target, lab=read_lab(target))
     traced = next((point for point in target.points if point.trace_file), None)
     if traced is not None:
-        return _traced(name, target.path / "traces" / Path(traced.trace_file).name, target, traced)
+        return _traced(name, target, traced)
     within = compare_within(target.points)
     return ReportPart(name=name, run=target, pairs=within.pairs if within else (), predictions=predictions(target))
 
 
 def predictions(run: StoredRun) -> tuple[StepPrediction, ...]:
     """The run's steps of known models on known GPUs, each with its predicted time."""
-    points = [point for point in run.points if point.phases][:MOST_PREDICTED]
+    points = [point for point in run.points if point.phases]
+    if len(points) > LARGE:  # over its whole range
+        points = points[:: len(points) // FEW_PREDICTED]
+    points = points[:MOST_PREDICTED]
     found = (_prediction(point, name) for point, name in zip(points, labels_of(points), strict=True))
     return tuple(one for one in found if one is not None)
 
 
 def _prediction(point: Point, name: str) -> StepPrediction | None:
-    workload, summaries, gpu = point.trial.workload, summarise(point), gpu_of(point.environment)
-    if gpu is None or gpu.name == "cpu" or not summaries:
+    workload, step, gpu = point.trial.workload, step_level(point), gpu_of(point.environment)
+    if gpu is None or gpu.name == "cpu" or step is None:
         return None
     whole = predict_quickly(workload, machine_with(gpu))
     predicted = whole.time if whole is not None else None
     if predicted is None:
         return None
-    step = summaries[0]
     return StepPrediction(
         workload=workload.label(),
         name=name,
-        measured_ns=step.wall.median,
+        measured_ns=step.wall_ns,
         predicted_ns=predicted.wall_ns,
-        gpu_ns=step.gpu.median if step.gpu is not None and step.gpu_exact else None,
+        gpu_ns=step.gpu_ns if step.gpu_exact else None,
         predicted_gpu_ns=predicted.gpu_ns,
         bound=predicted.bound,
         how=predicted.how,
     )
 
 
-def _traced(name: str, path: Path, run: StoredRun | None, point: Point | None) -> ReportPart:
+def _traced(name: str, run: StoredRun | None, point: Point | None, path: Path = Path()) -> ReportPart:
     """The trace is read once, and everything is computed from it."""
     try:
+        if run is not None and point is not None:
+            path = checked_file(run.path, TRACES, point.trace_file)
         trace = read_trace(path)
         if without_gpu_work(trace):
             host = explain_host_work(trace, point)
@@ -182,10 +205,14 @@ def _drawn(found: Report, place: Path) -> dict[str, str]:
     """Each chart as a picture in a folder beside the page, and its address there."""
     folder = place.with_suffix(".pictures")
     folder.mkdir(exist_ok=True)
-    there = {name: picture for name, picture in pictures_of(found).items() if readable(picture.draw)}
-    for name, picture in there.items():
-        save(picture.draw(), folder / f"{name}.svg")
-    return {name: f"{folder.name}/{name}.svg" for name in there}
+    drawn = {}
+    with Drawing() as drawing:
+        for name, picture in pictures_of(found).items():
+            with suppress(NotDrawn):  # the page says so in its place
+                if (spec := readable(picture.draw)) is not None:
+                    _write(folder / f"{name}.svg", drawing.picture(spec, ".svg").decode())
+                    drawn[name] = f"{folder.name}/{name}.svg"
+    return drawn
 
 
 def _write(place: Path, text: str) -> None:

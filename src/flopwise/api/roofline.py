@@ -53,7 +53,7 @@ def roofline(
         return traced_roofline(read_trace(path), path, gpu)
     if not run.points:
         raise FlopwiseError(f"the run {run.header.id} has no points", "run flopwise bench or profile first")
-    point = run.points[0]
+    point = run.sound().points[0]
     there = point.environment.gpu.name if point.environment and point.environment.gpu else "cpu"
     return _of_workload(point.trial.workload, gpu or there)
 

@@ -10,6 +10,7 @@ from flopwise.api.watch import Watch
 from flopwise.capture.busy import busy_cores, busy_machine
 from flopwise.capture.loop.script import Program, after_import
 from flopwise.errors import FlopwiseError, Interrupted
+from flopwise.redact import redacted_words
 
 FAILED = 1
 _HINT = (
@@ -51,7 +52,7 @@ def run(
         steps=steps,
         traced=traced,
         seconds=seconds,
-        name=" ".join([program.name, *program.arguments]),
+        name=" ".join(redacted_words([program.name, *program.arguments])),
         kind="run",
         command=command,
         runs=runs,

@@ -19,6 +19,6 @@ def stored_result(run: str | Path, runs: str | Path | None = None) -> StoredRun 
         case "train":
             return read_training(stored)
         case "lab":
-            return read_lab(stored.path)
+            return read_lab(stored)
         case _:
             return stored

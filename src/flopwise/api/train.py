@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from flopwise import signals
-from flopwise.errors import Failed, FlopwiseError, Interrupted
+from flopwise.analysis.training import moves
+from flopwise.errors import Damaged, Failed, FlopwiseError, Interrupted
 from flopwise.lm.data import open_corpus
 from flopwise.lm.ranks import ranks_here
 from flopwise.predict.flops import model_flops
@@ -21,9 +22,9 @@ from flopwise.records.training import FAILED, STOPPED, Begun, Row, Settings, Ste
 from flopwise.spec import fields
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.workload import Sampling, Trial, Workload, workload
-from flopwise.store import Run, find, runs_root
+from flopwise.store import Run, StoredRun, find, runs_root
 from flopwise.store.rows import append_row
-from flopwise.store.training import CORPUS, ROWS, corpus_folder, read_training
+from flopwise.store.training import ROWS, corpus_folder, read_training
 from flopwise.training.checkpoint import newest
 from flopwise.training.constants import HIGHEST_RATE, LONGEST_WARMUP, RATE_TIMES_WIDTH
 from flopwise.training.job import Job, check_text, corpus_of, job
@@ -84,7 +85,7 @@ def train(
     given = {"steps": steps, "rate": rate, "warmup_steps": warmup_steps, "clip": clip}
     settings = Settings(
         **_defaults(work) | {name: value for name, value in given.items() if value is not None},
-        data=str(Path(data).resolve()) if data is not None else "",
+        data=_from_home(Path(data).resolve()) if data is not None else "",
         accumulate=accumulate,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
@@ -98,11 +99,16 @@ def train(
     with job(device) as here:
         settings = msgspec.structs.replace(settings, world=here.ranks.world)
         with _run_of_all(here, lambda: Run.create(runs_root(runs), "train", work.target, command, [trial])) as path:
-            settings = msgspec.structs.replace(settings, data=settings.data or str(path.resolve() / CORPUS))
             if texts:
-                arguments = texts, tokenizer, work.subject.vocab, Path(settings.data), told.note
+                arguments = texts, tokenizer, work.subject.vocab, corpus_folder(path, settings), told.note
                 here.ranks.first_does(lambda: corpus_of(*arguments).vocabulary)  # the others wait until it is there
             return _train(here, work, settings, path, None, told)
+
+
+def _from_home(folder: Path) -> str:
+    """A path without the user's name."""
+    home = Path.home().resolve()
+    return str("~" / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)
 
 
 def first_process() -> bool:
@@ -115,7 +121,11 @@ def _resumed(
 ) -> Training:
     """Go on with a run; only how long, and where, can be said anew."""
     path = find(run, runs_root(runs))
+    StoredRun.load(path).sound()
     before = read_training(path)
+    if before.warnings:
+        hint = f"flopwise runs check --repair {path.name} leaves what is sound"
+        raise Damaged(f"{path.name} is damaged: {before.warnings[0]}", hint)
     usual = msgspec.structs.asdict(Settings(steps=STEPS, data="", rate=0.0)) | dict.fromkeys(
         ("rate", "clip", "warmup_steps")
     )
@@ -130,13 +140,10 @@ def _resumed(
     last = newest(path)
     with job(trial.device if device == "auto" else device) as here:
         settings = msgspec.structs.replace(
-            settings,
-            data=str(corpus_folder(before)),
-            world=here.ranks.world,
-            accumulate=_shared(settings, here.ranks.world),
+            settings, world=here.ranks.world, accumulate=_shared(settings, here.ranks.world)
         )
         with _run_of_all(here, lambda: Run.reopen(path)):
-            return _train(here, trial.workload, settings, path, last, told)
+            return _train(here, trial.workload, settings, path, last, told, before.begun)
 
 
 def _shared(settings: Settings, world: int) -> int:
@@ -171,10 +178,16 @@ def _run_of_all(here: Job, make: Callable[[], Run]) -> Iterator[Path]:
 
 
 def _train(
-    here: Job, work: Workload, settings: Settings, path: Path, checkpoint: Path | None, told: TrainingProgress
+    here: Job,
+    work: Workload,
+    settings: Settings,
+    path: Path,
+    checkpoint: Path | None,
+    told: TrainingProgress,
+    *before: Begun,
 ) -> Training:
     told = told if here.ranks.first else TrainingProgress()
-    corpus = open_corpus(settings.data)
+    corpus = open_corpus(corpus_folder(path, settings))
     parameters = here.build(work, settings, corpus)
     start = here.restore(checkpoint) if checkpoint is not None else 0
     if start >= settings.steps:
@@ -190,6 +203,8 @@ def _train(
 
     keep(begun)
     told.begin(begun, work)
+    for line in moves(*before, begun):
+        told.note(line)
     with _asked_to_stop() as stop, board(path, settings.tensorboard and here.ranks.first) as drawn:
 
         def on_steps(row: Steps) -> None:

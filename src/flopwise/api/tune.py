@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -32,6 +31,7 @@ from flopwise.records.events import AgreementRequest, AgreementResult, Event, Tr
 from flopwise.records.run import INTERRUPTED, OK, Environment, Point
 from flopwise.records.tuning import Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
+from flopwise.scratch import scratch_folder
 from flopwise.spec import fields, fp8
 from flopwise.spec.operations import OpSpec
 from flopwise.spec.workload import Sampling, Trial, Workload
@@ -123,8 +123,9 @@ def tune(
 def _check_allowed(allow: Sequence[str], start: Workload, keep_exact: bool) -> None:
     for name in allow:
         fields.one_of("allow", name, tuple(ON_REQUEST))
-    if "fp8" in allow and (start.own_model is None or start.implementation != "flopwise"):
-        raise FlopwiseError(f"fp8 is for flopwise's own models, not for {start.target}", "omit --allow fp8")
+    if "fp8" in allow and start.implementation != "flopwise":
+        hint = "omit --allow fp8; or give a step of your own that builds the model"
+        raise FlopwiseError(f"fp8 is not for {start.target} of {start.implementation}", hint)
     if allow and keep_exact:
         raise FlopwiseError(f"--keep-exact does not go with --allow {allow[0]}, which rounds more", "omit one of them")
 
@@ -172,7 +173,7 @@ def tune_on_node(version: str, asked: bytes) -> bytes:
     if problem := prepare(version, request.folder):
         return msgspec.msgpack.encode(Returned(problem=problem, hint="install the same version on every node"))
     options = {name: getattr(request, name) for name in TuneRequest.__struct_fields__ if name not in _NOT_OPTIONS}
-    with TemporaryDirectory(prefix="flopwise-") as name:
+    with scratch_folder() as name:
         interrupted = False
         try:
             tune(request.workload, runs=name, **options)
@@ -180,7 +181,7 @@ def tune_on_node(version: str, asked: bytes) -> bytes:
             interrupted = True
         except FlopwiseError as error:
             return msgspec.msgpack.encode(Returned(problem=error.message, hint=error.hint))
-        return msgspec.msgpack.encode(Returned(files=Folder(Path(name)).files(), interrupted=interrupted))
+        return msgspec.msgpack.encode(Returned(files=Folder(name).files(), interrupted=interrupted))
 
 
 _NOT_OPTIONS = ("workload", "folder")
@@ -196,7 +197,7 @@ class _Runner:
         self.throttle: list[tuple[str, ...]] = []
         self.contest = Contest(run.log_path, progress.event)
         own_code = setup.on_gpu and setup.start.own_model is None
-        self.recording = StepRecording(setup.start, setup.gpu) if own_code else None  # for predictions
+        self.recording = StepRecording(setup.start, setup.gpu, setup.allow) if own_code else None  # for predictions
         if setup.on_gpu:  # on the CPU they would disturb the first measurement
             self.contest.start(compiler=True)
 
@@ -307,7 +308,9 @@ class _Runner:
             raise KeyboardInterrupt
         if traced.status != OK or self.state.best is None:
             return None
-        best = msgspec.structs.replace(self.state.best, trial=traced.trial, trace_file=traced.trace_file)
+        # Its clock is that of the traced process, which ran alone: in turns, another step had its part in it.
+        alone = {"trial": traced.trial, "trace_file": traced.trace_file, "telemetry": traced.telemetry}
+        best = msgspec.structs.replace(self.state.best, **alone)
         return self._inspect(best).facts.waterfall
 
     def _trial(self, work: Workload, group: str) -> Trial:

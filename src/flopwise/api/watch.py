@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from flopwise import signals
 from flopwise.advice.explained import explained_run
 from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.host_explanation import HostExplanation
 from flopwise.analysis.measured import MeasuredRun
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import OK, Environment, Point, Ran
+from flopwise.scratch import Scratch
 from flopwise.spec import fields
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import Sampling, Trial, UserStep, Workload
@@ -73,6 +74,7 @@ class Watch:
             fields.whole("steps", steps, 1, 100_000)
         fields.whole("traced", traced, 0, 100)
         fields.number("seconds", seconds, 0.1, 86_400)
+        signals.interruptible()
         self.batches, self.name, self.kind, self.command, self.runs = batches, name, kind, command, runs
         self.steps, self.traced, self.seconds, self.note, self.then = steps, traced, seconds, note, then
         self.run: MeasuredRun | None = None
@@ -80,6 +82,7 @@ class Watch:
         self.busy_cores = 0.0  # in use by others before the loop began, where someone looked
         self._watcher: LoopWatcher | None = None
         self._folder, self._process = "", 0
+        self._scratch: Scratch | None = None
         self._environment: Environment | None = None
         self._began, self._stored = time.time(), False
         self._path: Path | None = None  # of the run, once something is in it
@@ -144,7 +147,8 @@ class Watch:
         from flopwise.capture.loop.watcher import Look, LoopWatcher  # torch
 
         self.check_place()
-        self._folder = tempfile.mkdtemp(prefix="flopwise-")
+        self._scratch = Scratch()
+        self._folder = str(self._scratch.path)
         self._process = os.getpid()
         look = Look(steps=self.steps, traced=self.traced, seconds=self.seconds)
         path = Path(self._folder) / TRACE.format(_rank())
@@ -170,8 +174,8 @@ class Watch:
             self._watcher.close()
             if not self._stored:
                 self._store({})
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()
 
     @property
     def first_rank(self) -> bool:

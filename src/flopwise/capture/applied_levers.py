@@ -13,7 +13,7 @@ from flopwise.capture.model_step import check_supported
 from flopwise.errors import Unsupported, one_line
 from flopwise.lm.precision import apply_fp32_matmul
 from flopwise.patch.levers import AUTOCAST, BACKENDS, PatchedModel
-from flopwise.spec.recipe import Recipe, levers_to_apply
+from flopwise.spec.recipe import REPLAYED, Recipe, levers_to_apply
 
 Phases = dict[str, Callable[[], object]]
 
@@ -30,7 +30,7 @@ class AppliedLevers:
         self.recipe, self.built, self.device = recipe, built, device
         self.levers = levers_to_apply(recipe, written or Recipe())
         self.model = PatchedModel(built.roots, built.optimizers, self.levers)
-        self._compiled, self._graphs_before, self._frames_before = False, 0, 0
+        self._compiled, self._graphs_before, self._frames_before, self._skips_before = False, 0, 0, 0
 
     @property
     def checkpointed(self) -> int:
@@ -49,23 +49,28 @@ class AppliedLevers:
         self.model.install()
         if not self.model.compiles_after_first_step:
             self._compile()
-        return self._first_steps_checked({name: self._around(name, run) for name, run in phases.items()})
+        around = {name: self._around(name, run, not n) for n, (name, run) in enumerate(phases.items())}
+        return self._first_steps_checked(around)
 
     def _compile(self) -> None:
         """Once; what Dynamo had done before is not the step's."""
         if not self._compiled:
             self._compiled = True
             self._graphs_before, self._frames_before = torch_private.compiled_graphs(), torch_private.compiled_frames()
+            self._skips_before = torch_private.skipped_graphs()
             self.model.compile()
 
     # --- precision and attention: around the phases
 
-    def _around(self, name: str, run: Callable[[], object]) -> Callable[[], object]:
+    def _around(self, name: str, run: Callable[[], object], first: bool) -> Callable[[], object]:
         backend = BACKENDS.get(self.levers.get("attention", ""))
         dtype = AUTOCAST.get(self.levers.get("precision", ""))
         ahead = self.model.overlapped[0].ahead if self.model.overlapped and name != "optimizer" else None
+        begins = first and self.levers.get("compile") == REPLAYED
 
         def phase() -> object:
+            if begins:  # what the compiler's graphs have left of the last step may be written over
+                torch.compiler.cudagraph_mark_step_begin()
             with ExitStack() as stack:
                 stack.enter_context(self._failures_explained())
                 if ahead is not None:
@@ -140,6 +145,12 @@ class AppliedLevers:
 
     def _check_compiled(self) -> None:
         made = torch_private.compiled_graphs() > self._graphs_before
+        if self.levers.get("compile") == REPLAYED and torch_private.skipped_graphs() > self._skips_before:
+            raise Unsupported(
+                f"compile = '{REPLAYED}': the compiler could not put all of the step into CUDA graphs",
+                "compile = default; TORCH_LOGS=perf_hints says why (inputs that are written to, tensors on the CPU)",
+                ("compile",),
+            )
         # Where another model was compiled before, this one may use its graphs.
         if "compile" not in self.levers or made or self._graphs_before:
             return

@@ -9,11 +9,12 @@ from flopwise.capture.compared_steps import StepFollower
 from flopwise.capture.model_step import model_step
 from flopwise.capture.op_step import op_step
 from flopwise.capture.parallel_step import parallel_step
-from flopwise.capture.step import Step, captured
+from flopwise.capture.step import Step, captured, recorded
 from flopwise.capture.user_step import user_step
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.operations import OpSpec
+from flopwise.spec.recipe import REPLAYED
 from flopwise.spec.workload import UserStep, Workload
 
 
@@ -24,11 +25,13 @@ def build_step(workload: Workload, device: torch.device, follower: StepFollower 
     if workload.many:
         return (collective_step if isinstance(workload.subject, OpSpec) else parallel_step)(workload, device)
     step = makers[type(workload.subject)](workload, device)
+    recipe = workload.recipe
+    ahead = captured if recipe.graph == "on" else recorded if recipe.compile == REPLAYED else None
     if follower is None:
-        return captured(step, device) if workload.recipe.graph == "on" else step
+        return ahead(step, device) if ahead is not None else step
     follower.begin(step)
-    if workload.recipe.graph == "on":
-        step = captured(step, device, follower.once)
+    if ahead is not None:
+        step = ahead(step, device, follower.once)
         follower.begin(step)
     return step
 

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -36,6 +37,7 @@ _SHORTEST_HOLD_NS, _LONGEST_HOLD_NS = 300_000, 2_000_000_000
 _GIVE_UP_AFTER = 3
 _LONGEST_LAUNCH_NS = 250_000_000  # a queue of launches that takes longer to fill holds more of them than the driver's
 _MARKED_SAMPLES = 10  # of a step whose phases are found while it runs
+_EMPTY_STEPS = 101
 _LOOKED_AT = 2  # the run that shows whether it has phases
 _LEAST_REST = 0.01  # of the step: what comes after its last phase is shown from there on
 
@@ -257,3 +259,11 @@ def clock_for(
     if device.type == "cuda":
         return CudaClock(phases, device, single_op, details, found, align)
     return CpuClock(phases, found, align)
+
+
+def empty_step_ns(device: torch.device) -> int:
+    """What the host's clock reads of a step that does nothing; 0 on a GPU, which has clocks of its own."""
+    if device.type == "cuda":
+        return 0
+    clock = CpuClock({STEP: lambda: None})
+    return int(median(clock.once() for _ in range(_EMPTY_STEPS)))

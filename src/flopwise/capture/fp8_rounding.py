@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flopwise.patch.blocks import blocks_of
+from flopwise.patch.fp8 import layers
+
 FORWARD = torch.float8_e4m3fn
 
 
@@ -41,11 +44,11 @@ class _RoundedLinear(torch.autograd.Function):
         return dx.view(x.shape).to(x.dtype), dw.to(weight.dtype), db, None
 
 
-def round_to_fp8(model: nn.Module, by_rows: bool) -> None:
-    """Let every linear layer of the model's blocks round as fp8 does."""
-    for layer in getattr(model, "blocks", model).modules():
-        if isinstance(layer, nn.Linear):
-            setattr(layer, "forward", partial(_rounded_linear, layer, by_rows))  # noqa: B010  not for a class
+def round_to_fp8(model: nn.Module, by_rows: bool, *, own: bool = True) -> None:
+    """Let every linear layer of the model's blocks round as fp8 does; of a model not our `own`, those that are put into fp8."""
+    inside = getattr(model, "blocks", model).modules() if own else layers(model, blocks_of([model]))[0]
+    for layer in [one for one in inside if isinstance(one, nn.Linear)]:
+        setattr(layer, "forward", partial(_rounded_linear, layer, by_rows))  # noqa: B010  not for a class
 
 
 def _rounded_linear(layer: nn.Linear, by_rows: bool, x: Tensor) -> Tensor:

@@ -6,9 +6,7 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +16,7 @@ import msgspec
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
+from flopwise.scratch import Scratch
 from flopwise.spec import fields
 from flopwise.spec.user_step import is_plain
 from flopwise.spec.workload import UserStep, Workload, workload
@@ -125,10 +124,10 @@ def _pickled(pickles: ModuleType, function: Callable[..., object], name: str) ->
 
 @functools.cache
 def _folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="flopwise-")
-    atexit.register(shutil.rmtree, folder, True)
-    os.environ[PICKLES] = folder
-    return Path(folder)
+    scratch = Scratch()
+    atexit.register(scratch.close)
+    os.environ[PICKLES] = str(scratch.path)
+    return scratch.path
 
 
 def refuse_inside_a_step() -> None:

@@ -1,6 +1,7 @@
 """One process per point: a crash, a hang or an OOM is a row, not the end. No torch here: the worker has it."""
 
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from flopwise.capture.functions import refuse_inside_a_step
+from flopwise.capture.pipes import GARBLED, GARBLED_HINT, MOST_LINE_BYTES, EventReader, GarbledError
 from flopwise.capture.point_builder import PointBuilder, ProcessState, signal_name
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.ceilings import Probe
@@ -37,16 +39,15 @@ from flopwise.records.events import (
 )
 from flopwise.records.prediction import DryRun
 from flopwise.records.run import CRASH, INTERRUPTED, TIMEOUT, UNSUPPORTED, Agreement, Point
+from flopwise.scratch import sweep
 from flopwise.spec.rank_share import rank_share
 from flopwise.spec.workload import Trial, Workload
 
 GRACE_S = 5.0  # between asking a process to stop and ending it
+END_S = 20.0  # for the worker's keeper to end what does not end at once
 CALIBRATE_S = 900.0
 DRY_S = 120.0  # a dry run; the deepest transformers models take a minute
 START_S = 120.0  # importing torch from a cold disk
-
-_GARBLED = "the step wrote into flopwise's own pipe"
-_NOT_OPENED = "does it write to file descriptors that it has not opened?"
 
 OnEvent = Callable[[Event], None]
 
@@ -76,19 +77,21 @@ class Worker(AbstractContextManager["Worker"]):
         `wait`: until it is up; else it starts while others work, and is waited for at the first request.
         """
         refuse_inside_a_step()
+        sweep()
         self.arguments = ("--compiler",) if compiler else ()
         self._start()
         if wait:
             self._greet()
 
     def _start(self) -> None:
-        command = (sys.executable, "-m", "flopwise.worker", *self.arguments)
+        command = (sys.executable, "-m", "flopwise.worker", "--owner", str(os.getpid()), *self.arguments)
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # A session of its own: Ctrl-C reaches this process alone, which then asks the worker to stop in good order.
         self.process = subprocess.Popen(
             command, bufsize=0, stdin=pipe, stdout=pipe, stderr=nothing, start_new_session=True
         )
-        self._buffer, self._greeted, self._garbled = b"", False, False
+        self._buffer, self._greeted, self._garbled = bytearray(), False, False
+        self._reader, self._asked, self._looked = EventReader(""), False, 0
 
     def _greet(self) -> None:
         self._greeted = True
@@ -106,13 +109,20 @@ class Worker(AbstractContextManager["Worker"]):
         self.close()
 
     def close(self) -> None:
-        """End the worker and whatever it is running."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End the worker and all that it has started."""
+        self._end_all()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
-        self.process.wait()
+
+    def _end_all(self) -> None:
+        self.process.terminate()  # its keeper, which ends the others
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def look(self, device: str) -> DeviceInfo:
         """The device, its environment and free memory; raises where there is no such device."""
@@ -177,7 +187,7 @@ class Worker(AbstractContextManager["Worker"]):
                         answered = True
                         yield event
             if self._garbled:
-                raise FlopwiseError(f"{failure}: {_GARBLED}", _NOT_OPENED)
+                raise FlopwiseError(f"{failure}: {GARBLED}", GARBLED_HINT)
             raise FlopwiseError(f"{failure}: no end after {timeout_s:g} s", "try something smaller")
         finally:
             if process.exited is None:  # out of time, or nobody listens any more
@@ -211,6 +221,9 @@ class Worker(AbstractContextManager["Worker"]):
         builder = self.begin(trial, log, **asked)
         try:
             ended = self.follow(builder, on_event)
+            if not builder.pid and ended.status == CRASH:  # the worker was gone before the trial began: once more
+                builder = self.begin(trial, log, **asked)
+                ended = self.follow(builder, on_event)
         except KeyboardInterrupt:
             ended = self.interrupt(builder)
         return builder.finish(ended)
@@ -246,7 +259,7 @@ class Worker(AbstractContextManager["Worker"]):
             if until is not None and isinstance(event, until):
                 return Done(status="")
         if self._garbled:
-            return Done(status=CRASH, reason=_GARBLED, hint=_NOT_OPENED)
+            return Done(status=CRASH, reason=GARBLED, hint=GARBLED_HINT)
         if self.process.poll() is not None:
             return Done(status=CRASH, reason=f"the measuring process ended ({signal_name(-self.process.returncode)})")
         done = process.done
@@ -279,11 +292,15 @@ class Worker(AbstractContextManager["Worker"]):
                     return
 
     def _send(self, request: Request) -> None:
-        """Restarts the worker if it is gone."""
+        """Restarts the worker if it is gone, or if what it was asked before has not ended."""
+        if self._asked:
+            self.close()
         if self.process.poll() is not None:
             self._start()
         if not self._greeted:
             self._greet()
+        request = msgspec.structs.replace(request, key=secrets.token_hex(16))
+        self._reader, self._asked = EventReader(request.key), True
         self._write(msgspec.json.encode(request) + b"\n")
 
     def _write(self, line: bytes) -> None:
@@ -296,14 +313,12 @@ class Worker(AbstractContextManager["Worker"]):
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
         while True:
-            while b"\n" in self._buffer:
-                line, _, self._buffer = self._buffer.partition(b"\n")
-                try:
-                    event = msgspec.json.decode(line, type=Event)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    self._end_garbled()
-                    return
-                yield event
+            try:
+                while (event := self._next()) is not None:
+                    yield event
+            except GarbledError:
+                self._end_garbled()
+                return
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([fd], [], [], left)[0]:
                 return
@@ -313,12 +328,25 @@ class Worker(AbstractContextManager["Worker"]):
                 return
             self._buffer += chunk
 
+    def _next(self) -> Event | None:
+        """The next event that is here whole."""
+        end = self._buffer.find(b"\n", self._looked)
+        if end < 0:
+            self._looked = len(self._buffer)
+            if self._looked > MOST_LINE_BYTES:
+                raise GarbledError
+            return None
+        event = self._reader.event(bytes(self._buffer[:end]))
+        del self._buffer[: end + 1]
+        self._looked = 0
+        self._asked = self._asked and not isinstance(event, Exited)
+        return event
+
     def _end_garbled(self) -> None:
         """Nothing that a process says can be believed once the step has written among its events."""
-        self._garbled = True
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self._garbled, self._asked = True, False
+        self._buffer.clear()
+        self._end_all()
 
 
 def _raise_if_failed(ended: Exited, refused: Done | None, answered: bool, failure: str) -> None:

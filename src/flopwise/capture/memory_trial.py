@@ -23,10 +23,10 @@ from flopwise.capture.pipes import Emit
 from flopwise.capture.ranges import NUMBERED_STEP
 from flopwise.capture.step import Step, synchronise
 from flopwise.capture.trials import failure, peak_rss_bytes, phase_memory
-from flopwise.capture.watch.collector import no_collector
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.owners import known_shapes, owners
 from flopwise.capture.watch.tape import ALLOC, Section
+from flopwise.collector import no_collector
 from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.events import Done, MemoryMeasured, MemoryRequest, SnapshotWritten, StepBuilt, WarmupStep
 from flopwise.records.memory import BEFORE, PHASE, Knowledge, knowledge_path

@@ -21,6 +21,7 @@ from flopwise.lm.precision import (
     apply_fp32_matmul,
     autocast,
     fp32_matmul_probe,
+    has_fp8,
     on_fake_tensors,
     torch_dtype,
     weights_dtype,
@@ -31,16 +32,21 @@ from flopwise.patch.blocks import blocks_of, compile_blocks
 from flopwise.patch.masters import exact_weight
 from flopwise.records.run import Ran
 from flopwise.spec.dtypes import dtype_name
-from flopwise.spec.fp8 import SINCE
+from flopwise.spec.fp8 import GPU as FP8_GPU
 from flopwise.spec.model import ModelSpec
-from flopwise.spec.recipe import FP8, WITH_MASTERS, Recipe
+from flopwise.spec.recipe import FP8, REPLAYED, WITH_MASTERS, Recipe
 from flopwise.spec.workload import Workload
 from flopwise.torch_private import compile_cache_hits
 
 PEAK_LR, LR_FLOOR, LR_WARMUP_STEPS, LR_TOTAL_STEPS = 1e-3, 0.1, 100, 10_000  # the floor is a share of the peak
 LR_WIDTH = 768  # wider models learn at a lower rate: in three steps 2.7B would memorise its one batch
 # The graph is a lever of its own. With `blocks` the loss is a function like any other.
-COMPILE_MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
+COMPILE_MODES = {
+    "default": None,
+    "max-autotune": "max-autotune-no-cudagraphs",
+    "blocks": None,
+    REPLAYED: "reduce-overhead",
+}
 
 
 class ModelStep:
@@ -116,12 +122,19 @@ class ModelStep:
             each = {phase: self.overlapped.ahead()(run) for phase, run in each.items()}
         return each | ({"optimizer": self.update} if self.optimizers else {})
 
+    def begin(self) -> None:
+        """What a compiler's own CUDA graphs have left of the last step may be written over."""
+        if self.recipe.compile == REPLAYED:
+            torch.compiler.cudagraph_mark_step_begin()
+
     def infer(self) -> None:
+        self.begin()
         with torch.no_grad(), autocast(self.recipe, self.device.type):
             self.output = None
             self.output = self.logits_of(self.tokens)
 
     def forward(self) -> None:
+        self.begin()
         self.model.zero_grad(set_to_none=True)
         self.loss = None  # the last step's graph must not outlive it
         with autocast(self.recipe, self.device.type):
@@ -141,6 +154,8 @@ class ModelStep:
             self.set_learning_rate()  # the updates are part of the backward pass
         self.scaler.scale(self.loss).backward()
         self.loss = self.loss.detach()
+        if self.recipe.compile == REPLAYED:
+            self.loss = self.loss.clone()  # it lies in a graph's memory, which the next step writes over
 
     def update(self) -> None:
         if self.overlapped is not None:
@@ -203,6 +218,7 @@ def model_step(workload: Workload, device: torch.device, kind: type[ModelStep] =
         phases=step.phases(),
         ran=step.ran,
         model=step.model if workload.recipe.compile in ("off", "blocks") else None,  # compiled whole, modules are gone
+        optimizers=step.optimizers,
         before_replay=step.set_learning_rate if step.optimizers else None,
         trained=step.model,
         loss=lambda: step.loss,
@@ -258,7 +274,13 @@ def compiled(function: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]
 
 
 # What runs on a GPU alone: fp8 elsewhere is emulated, for tests.
-GPU_ALONE = {"precision": ("tf32", *FP8), "graph": ("on",), "attention": ("sdpa-cudnn",), "activation": ("cuda",)}
+GPU_ALONE = {
+    "precision": ("tf32", *FP8),
+    "graph": ("on",),
+    "attention": ("sdpa-cudnn",),
+    "activation": ("cuda",),
+    "compile": (REPLAYED,),
+}
 
 
 def check_supported(recipe: Recipe, device: torch.device) -> None:
@@ -267,10 +289,13 @@ def check_supported(recipe: Recipe, device: torch.device) -> None:
         return
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        needed = SINCE if recipe.precision in FP8 else (8, 0) if recipe.precision not in ("fp32", "fp16") else (0, 0)
-        if capability < needed:
-            needs, has = (".".join(map(str, one)) for one in (needed, capability))
-            raise Unsupported(f"precision = '{recipe.precision}' needs compute capability {needs}; this GPU has {has}")
+        has = ".".join(map(str, capability))
+        if recipe.precision in FP8 and not has_fp8(device):
+            text = f"precision = '{recipe.precision}' needs {FP8_GPU}; this one has {has}"
+            raise Unsupported(text, "allowed here: bf16-master" if capability >= (8, 0) else "allowed here: fp16, fp32")
+        if capability < (8, 0) and recipe.precision not in ("fp32", "fp16"):
+            text = f"precision = '{recipe.precision}' needs compute capability 8.0 or higher; this GPU has {has}"
+            raise Unsupported(text, "allowed here: fp16, fp32")
         return
     for lever, values in GPU_ALONE.items():
         if (value := getattr(recipe, lever)) in values:

@@ -2,28 +2,27 @@
 
 import gzip
 import os
+import secrets
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from flopwise.atomic import NO_FOLLOW
 from flopwise.capture.nsys_program import can_discard_environment
+from flopwise.capture.pipes import GARBLED, GARBLED_HINT, EventReader, GarbledError
 from flopwise.errors import one_line
+from flopwise.keeper import end_kept, start_kept
 from flopwise.records.events import Done, Event, NsysJob, Started, TraceRequest, TraceWritten
 from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK, TIMEOUT
 from flopwise.spec.workload import Trial
 
 SUFFIX = ".nsys.sqlite"
 GZIP_FROM_BYTES = 4 << 20  # a smaller file is not worth the time to unpack it
-GRACE_S = 5.0  # between asking nsys to stop and killing it
 _POLL_S = 0.05
 _REPORT, _EXPORT, _EVENTS, _JOB = "report.nsys-rep", "export.sqlite", "events.jsonl", "job.json"
 _LOG_HINT = "see what nsys printed in the run's logs/ folder"
@@ -47,9 +46,10 @@ def trace_with_nsys(
     deadline = time.monotonic() + timeout_s
     try:
         with _scratch(target) as folder:
-            job = NsysJob(trial=trial, trace=request, events=str(folder / _EVENTS), timeout_s=timeout_s)
+            key = secrets.token_hex(16)
+            job = NsysJob(trial=trial, trace=request, events=str(folder / _EVENTS), key=key, timeout_s=timeout_s)
             (folder / _JOB).write_bytes(msgspec.json.encode(job))
-            step_ns = _capture(program, folder, log, deadline)
+            step_ns = _capture(program, folder, key, log, deadline)
             _export(program, folder, log, deadline)
             forget_environment(folder / _EXPORT)
             return TraceWritten(path=str(_stored(folder / _EXPORT, target)), step_ns=step_ns), Done(status=OK)
@@ -89,12 +89,12 @@ def export_command(program: str) -> list[str]:
     return [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={_EXPORT}", _REPORT]
 
 
-def _capture(program: str, folder: Path, log: Path, deadline: float) -> int:
+def _capture(program: str, folder: Path, key: str, log: Path, deadline: float) -> int:
     """Run the step under nsys, which writes a report into the folder; nanoseconds per traced step."""
     report = folder / _REPORT
     command = profile_command(program, report.with_suffix(""), folder / _JOB, can_discard_environment(program))
-    code = _run(command, log, deadline, events=folder / _EVENTS)
-    events = _events(folder / _EVENTS)
+    code = _run(command, log, deadline)
+    events = _events(folder / _EVENTS, key)
     done = next((event for event in events if isinstance(event, Done)), None)
     if done is not None and done.status != OK:
         raise _Failed(done)
@@ -114,11 +114,12 @@ def _export(program: str, folder: Path, log: Path, deadline: float) -> None:
         raise _Failed(_fault(f"nsys could not export its report (exit code {code})", log))
 
 
-def _run(
-    command: Sequence[str], log: Path, deadline: float, cwd: Path | None = None, events: Path | None = None
-) -> int:
-    """Run nsys to its end, in a session of its own so that all of it can be ended; the exit code."""
-    process = _started(command, log, cwd)
+def _run(command: Sequence[str], log: Path, deadline: float, cwd: Path | None = None) -> int:
+    """Run nsys to its end, under a keeper so that all of it can be ended; the exit code."""
+    if shutil.which(command[0]) is None:
+        reason = f"{command[0]} cannot be started: No such file or directory"
+        raise _Failed(Done(status=ERROR, reason=reason, hint="see `flopwise doctor`"))
+    process = start_kept(command, log.resolve(), cwd)
     try:
         while process.poll() is None:
             if time.monotonic() > deadline:
@@ -127,52 +128,20 @@ def _run(
             time.sleep(_POLL_S)
         return process.returncode
     finally:
-        _end(process, events)
+        end_kept(process)
 
 
-def _started(command: Sequence[str], log: Path, cwd: Path | None) -> subprocess.Popen[bytes]:
-    with open(log, "ab", opener=lambda path, flags: os.open(path, flags | NO_FOLLOW)) as out:
-        try:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
-            )
-        except OSError as error:
-            reason = f"{command[0]} cannot be started: {error.strerror or error}"
-            raise _Failed(Done(status=ERROR, reason=reason, hint="see `flopwise doctor`")) from error
-
-
-def _end(process: subprocess.Popen[bytes], events: Path | None) -> None:
-    """End all its processes: nsys is asked first, since it has an agent of its own to stop, then its group is killed."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    # nsys may have started the step outside its own group.
-    for event in _events(events) if events is not None else ():
-        if isinstance(event, Started) and _is_ours(event.pid):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(event.pid, signal.SIGKILL)
-
-
-def _is_ours(pid: int) -> bool:
-    """Whether the process is still the step, and not another one that was given its number since."""
-    try:
-        return b"flopwise.capture.nsys_target" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _events(path: Path) -> list[Event]:
-    """The step's events so far, without a last line that was cut off."""
+def _events(path: Path, key: str) -> list[Event]:
+    """The step's events, without a last line that was cut off."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return [msgspec.json.decode(line, type=Event) for line in lines if line.endswith(b"\n")]
+    reader = EventReader(key)
+    try:
+        return [reader.event(line[:-1]) for line in lines if line.endswith(b"\n")]
+    except GarbledError:
+        raise _Failed(Done(status=CRASH, reason=GARBLED, hint=GARBLED_HINT)) from None
 
 
 def _fault(what: str, log: Path, status: str = ERROR) -> Done:

@@ -3,12 +3,11 @@
 import faulthandler
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from flopwise.capture.pipes import emit
+from flopwise.capture.pipes import EventWriter
 from flopwise.records.events import Done, NsysJob, Started
 from flopwise.records.run import ERROR
 
@@ -19,13 +18,15 @@ def main() -> None:
     faulthandler.dump_traceback_later(job.timeout_s, exit=True)  # the process that would end this one may be gone
     events = os.open(job.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    emit(events, Started(pid=os.getpid()))
+    emit = EventWriter(events, job.key, "step")
+    emit.leave_in_forks()
+    emit(Started(pid=os.getpid()))
     try:
         from flopwise.capture.nsys_steps import run_job
     except ImportError as error:
-        emit(events, Done(status=ERROR, reason=f"cannot import torch under nsys: {error}"))
+        emit(Done(status=ERROR, reason=f"cannot import torch under nsys: {error}"))
         raise
-    run_job(job, partial(emit, events))
+    run_job(job, emit)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from flopwise.capture.pipes import CLOSED, CLOSED_HINT, PIPE_LOST
 from flopwise.capture.telemetry import Watch
 from flopwise.records import events
 from flopwise.records.events import Done, Event, Exited, PhaseSample, Started
 from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Ran, RankRow, Telemetry
+from flopwise.redact import redacted_line
 from flopwise.spec.workload import Trial
 
 
@@ -30,7 +32,7 @@ class ProcessState:
             case Started():
                 self.pid = event.pid
             case Done():
-                self.done = event
+                self.done = msgspec.structs.replace(event, reason=redacted_line(event.reason))
             case Exited():
                 self.exited = event
             case _:
@@ -41,6 +43,8 @@ class ProcessState:
         if self.done is not None:
             return self.done
         code = self.exited.code if self.exited else 1
+        if code == PIPE_LOST:
+            return Done(status=CRASH, reason=CLOSED, hint=CLOSED_HINT)
         reason = f"the process ended with code {code} and no result"
         if code < 0:
             likely = ": most likely the system ran out of memory" if -code == signal.SIGKILL else ""
@@ -58,7 +62,7 @@ class PointBuilder(ProcessState):
         self.environment: Environment | None = None
         self.ready = events.StepBuilt(setup_ns=0)
         self.warmup_ns: list[int] = []
-        self.warmup_rule = ""
+        self.warmup_rule, self.clock_ns = "", 0
         self.samples: list[dict[str, PhaseSample]] = []
         self.memory = events.MemoryMeasured(memory=())
         self.traced = events.TraceWritten(path="", step_ns=0)
@@ -78,7 +82,7 @@ class PointBuilder(ProcessState):
             case events.WarmupStep():
                 self.warmup_ns.append(event.wall_ns)
             case events.WarmedUp():
-                self.warmup_rule = event.rule
+                self.warmup_rule, self.clock_ns = event.rule, event.clock_ns
             case events.Sampled():
                 self.samples.append(event.phases)
             case events.MemoryMeasured():
@@ -106,11 +110,12 @@ class PointBuilder(ProcessState):
             key=self.trial.key(),
             trial=self.trial,
             status=ended.status,
-            reason=ended.reason,
+            reason=redacted_line(ended.reason),
             hint=ended.hint,
             levers=ended.levers,
             phases=_slowest(_phases(self.samples), self.ranks.ranks),
             warmup_ns=tuple(self.warmup_ns),
+            clock_ns=self.clock_ns,
             warmup_rule=self.warmup_rule,
             setup_ns=self.ready.setup_ns,
             captured_first_ns=self.ready.captured_first_ns,
@@ -165,7 +170,7 @@ def merged(points: Sequence[Point], ended: Done) -> Point:
     return msgspec.structs.replace(
         first,
         status=ended.status,
-        reason=ended.reason,
+        reason=redacted_line(ended.reason),
         hint=ended.hint,
         levers=ended.levers,
         stopped=ended.stopped,

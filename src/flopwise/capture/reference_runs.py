@@ -129,8 +129,11 @@ def _in_precisions(
 def _run_in_precision(workload: Workload, name: str, device: torch.device) -> FollowedSteps | None:
     if name not in FP8:
         return _tried(_in_precision(workload, name), device, ROUNDING_STEPS)
-    change = partial(round_to_fp8, by_rows=name == "fp8-rowwise")
-    return _tried(_in_precision(workload, PLAIN["bf16-master"]), device, ROUNDING_STEPS, change=change)
+    own = not isinstance(workload.subject, UserStep)  # others' weights are never cast in plain PyTorch
+    change = partial(round_to_fp8, by_rows=name == "fp8-rowwise", own=own)
+    return _tried(
+        _in_precision(workload, PLAIN["bf16-master"] if own else "bf16"), device, ROUNDING_STEPS, change=change
+    )
 
 
 def _rounded(workload: Workload, device: torch.device, compute: str, names: list[str]) -> dict[str, FollowedSteps]:

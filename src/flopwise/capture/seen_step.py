@@ -335,7 +335,7 @@ def _work(func: OpOverload, fact: OpFacts, args: Any, kwargs: Any, out: Any) -> 
         flops = sum(part.flops for part in own_ops.loss_parts(whole, args))
         return flops, flops, dtype_name(args[4])
     done = flops_of(call, args, kwargs, out)
-    dtype = dtype_name(tensors_in(args)[0].dtype)
+    dtype = "fp8" if call.dtype == "fp8" else dtype_name(tensors_in(args)[0].dtype)
     if fact.kind != ATTENTION:
         return done, done, dtype
     backward, by_head = ATTENTION_LAYOUT.get(fact.name, (False, True))

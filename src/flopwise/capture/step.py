@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from flopwise.errors import FlopwiseError, Unsupported, one_line
 from flopwise.records.run import STEP, Ran
 
 GRAPH_WARMUPS = 3  # on a side stream, before capture: lazy initialisation must not be captured
+# Until a compiler's own CUDA graphs replay: a first step may be eager, one compiles, one records.
+RECORDING_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Step:
     captured_peak_bytes: int = 0  # a graph's memory is taken while it is captured; replays allocate nothing
     captured_first_ns: int = 0  # what the first run took beyond a later one: compilation, if asked for
     model: nn.Module | None = None  # a trace names its modules
+    optimizers: Sequence[torch.optim.Optimizer] = ()  # of flopwise's own models
     before_replay: Callable[[], object] | None = None  # host work that a CUDA graph cannot hold (the learning rate)
     trained: nn.Module | None = None  # holds the gradients after a step, compiled or not
     weights: Callable[[], Sequence[nn.Parameter]] = tuple  # all that were built, of which a user's step may use some
@@ -32,6 +35,7 @@ class Step:
     uncaptured: dict[str, Callable[[], object]] | None = None  # of a CUDA graph: what was captured
     align: Callable[[], object] | None = None  # before each timing and no part of it: ranks begin together
     loss_scale: Callable[[], float] = lambda: 1.0  # of the next step's gradients
+    linear: str = ""  # of a user's own model: how many linear layers are in fp8, and which are not
 
 
 def synchronise(device: torch.device) -> None:
@@ -52,6 +56,27 @@ def capture_failure(error: RuntimeError) -> Exception:
         "a captured step must not read numbers on the host (.item(), print), copy from the CPU, or change its shapes",
         ("graph",),
     )
+
+
+def recorded(
+    step: Step, device: torch.device, once: Callable[[Callable[[], object]], object] = lambda run: run()
+) -> Step:
+    """The step once the compiler has recorded CUDA graphs of its own, and the peak until then: replays allocate nothing."""
+    took_ns: list[int] = []
+
+    def run() -> None:
+        begun = time.perf_counter_ns()
+        for phase in step.phases.values():
+            phase()
+        synchronise(device)
+        took_ns.append(time.perf_counter_ns() - begun)
+
+    once(run)
+    torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(RECORDING_STEPS - 1):
+        once(run)
+    peak = torch.cuda.max_memory_allocated(device)
+    return replace(step, captured_peak_bytes=peak, captured_first_ns=max(took_ns) - took_ns[-1])
 
 
 def captured(

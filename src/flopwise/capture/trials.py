@@ -13,7 +13,7 @@ import torch
 
 from flopwise.capture.agreement import check_running_step
 from flopwise.capture.build import build_step, resolve_device
-from flopwise.capture.clock import Clock, clock_for
+from flopwise.capture.clock import Clock, clock_for, empty_step_ns
 from flopwise.capture.compared_steps import StepFollower
 from flopwise.capture.environment import device_info
 from flopwise.capture.kineto import trace_steps
@@ -134,7 +134,8 @@ def warm_up(
         if len(walls_ns) == 1:  # which compiles and loads libraries, in many threads
             busy_s, began_s = time.process_time(), time.perf_counter()
     lasted_s = time.perf_counter() - began_s
-    emit(WarmedUp(rule=over, cores=(time.process_time() - busy_s) / lasted_s if len(walls_ns) > 1 else 0.0))
+    cores = (time.process_time() - busy_s) / lasted_s if len(walls_ns) > 1 else 0.0
+    emit(WarmedUp(rule=over, clock_ns=empty_step_ns(device), cores=cores))
     return True
 
 

@@ -20,7 +20,7 @@ from flopwise.lm.precision import autocast, fp32_matmul_probe
 from flopwise.patch.levers import PatchedModel
 from flopwise.records.run import STEP, Ran
 from flopwise.spec.dtypes import dtype_name
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import WHOLE, Recipe
 from flopwise.spec.workload import UserStep, Workload
 from flopwise.torch_private import base_of, compile_cache_hits, is_compiled
 
@@ -45,6 +45,7 @@ def user_step(workload: Workload, device: torch.device) -> Step:
         loss_scale=lambda: built.loss_scale,
         exact_weight=levers.model.exact_weight,
         one_callable=set(phases) == {STEP},
+        linear="; ".join(levers.model.in_fp8),
     )
 
 
@@ -103,8 +104,7 @@ def _loss_in(made: object) -> Tensor | float | None:
 
 def _nameable(model: nn.Module | None, recipe: Recipe) -> nn.Module | None:
     """The model whose modules a trace can name: compiled whole, it has none any more."""
-    whole = recipe.compile in ("default", "max-autotune")
-    if model is None or whole or any(map(is_compiled, model.modules())):
+    if model is None or recipe.compile in WHOLE or any(map(is_compiled, model.modules())):
         return None
     return model
 
@@ -122,6 +122,7 @@ def _ran(levers: AppliedLevers) -> Ran:
         attention=levers.levers.get("attention", ""),
         optimizer=", ".join(dict.fromkeys(_optimizer_name(o) for o in levers.built.optimizers)),
         checkpointed=levers.checkpointed,
+        linear="; ".join(levers.model.in_fp8),
         inductor_cache_hits=compile_cache_hits(),
     )
 

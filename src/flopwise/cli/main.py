@@ -64,7 +64,9 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        return cast(click.Command, importlib.import_module(f"flopwise.cli.{cmd_name}").command)
+        command = importlib.import_module(f"flopwise.cli.{cmd_name}").command
+        signals.interruptible()
+        return cast(click.Command, command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         longest = max(map(len, VERBS))

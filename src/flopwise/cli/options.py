@@ -12,6 +12,7 @@ from flopwise.analysis.measured import MeasuredRun
 from flopwise.cli.output import kept
 from flopwise.errors import FlopwiseError
 from flopwise.records.training import Training
+from flopwise.redact import redacted_words
 from flopwise.spec.recipe import CHOICES, read_toml, recipe_from
 from flopwise.spec.workload import IMPLEMENTATIONS, PHASES
 from flopwise.store import check_tag, runs_root
@@ -152,5 +153,5 @@ def tagged(measure: Callable[[], _Run], tag: str | None, runs: str | None) -> tu
 
 
 def command_line() -> str:
-    """The command as it was typed, for the record."""
-    return shlex.join(["flopwise", *sys.argv[1:]])
+    """The command as it was typed, for the record; without secrets."""
+    return shlex.join(["flopwise", *redacted_words(sys.argv[1:])])

@@ -56,19 +56,22 @@ class Answer:
 
 
 def answers(
-    draws: bool = False, pages: bool = False, screens: bool = False
+    draws: bool = False, pages: bool | Sequence[str] = False, screens: bool = False
 ) -> Callable[[Callable[..., Answer]], Callable[..., int]]:
     """The options --format and -o for a verb, and what they ask for; one that draws is told whether a picture is wanted.
 
-    `pages`: it writes a page, as `report` does. `screens`: it answers on one screen, and --full shows its tables.
+    `pages`: it writes a page, as `report` does, or files of these suffixes. `screens`: it answers on one screen, and --full shows
+    its tables.
     """
+
+    written = PICTURES if draws else (PAGES if pages is True else pages or ())
 
     def decorated(verb: Callable[..., Answer]) -> Callable[..., int]:
         @format_option
         @output_option
         @wraps(verb)
         def command(form: str | None, output: str | None, full: bool = False, **given: Any) -> int:
-            form = chosen_format(form, output, PICTURES if draws else PAGES if pages else ())
+            form = chosen_format(form, output, written)
             answer = verb(**given, **({"picture": form == PICTURE} if draws else {}))
             if form != PICTURE or output is None:
                 show_answer(answer, form, output, full)
@@ -169,6 +172,9 @@ def console() -> Console | None:
 
 def show(view: View, form: str, output: str | None, *, narrow: bool = False) -> None:
     """Render and write; `narrow`: not wider than a screen, on standard output."""
+    if form == "csv":  # it has rows alone
+        for line in view.warnings:
+            notify(f"damaged: {line}")
     width = WIDTH if narrow and output is None else terminal.PLAIN_WIDTH
     write_text(_rendered(view, form, console() if output is None else None, width), output)
 

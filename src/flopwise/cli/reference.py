@@ -83,6 +83,8 @@ VALUES: dict[str, dict[str, str]] = {
         "default": "`torch.compile` of the whole model",
         "max-autotune": "the same, with kernels tried out",
         "blocks": "one Transformer block, compiled once and used for every layer; and the loss",
+        "reduce-overhead": "the whole model, its forward and backward passes replayed as CUDA graphs by the compiler; the "
+        "optimizer is launched as before. For steps that `graph` cannot capture; not with it",
     },
     "graph": {"off": "every kernel launched by the host", "on": "the whole step in one CUDA graph"},
     "overlap": {

@@ -1,4 +1,4 @@
-"""`flopwise runs`: list, show, tag, rm."""
+"""`flopwise runs`: list, show, check, tag, rm."""
 
 from functools import partial
 
@@ -9,11 +9,11 @@ from flopwise.cli.options import runs_option
 from flopwise.cli.output import Answer, answers, chosen_format, format_option, notify, output_option, show_answer
 from flopwise.errors import FlopwiseError
 from flopwise.render.listings import runs_listing
-from flopwise.render.runs_view import runs_view
+from flopwise.render.runs_view import checks_view, runs_view
 from flopwise.render.views import screen_of, view_of
 from flopwise.scrub.scrub import scrub
 from flopwise.spec.fields import did_you_mean
-from flopwise.store import list_runs, remove, runs_root, tag, untag
+from flopwise.store import check_run, find, list_runs, remove, run_folders, runs_root, tag, untag
 
 
 class _Commands(click.Group):
@@ -60,6 +60,22 @@ def show_run(run: str, runs: str | None) -> Answer:
     """
     found = stored_result(run, runs)
     return Answer(partial(view_of, found), screen=partial(screen_of, found))
+
+
+@command.command("check")
+@click.argument("run", nargs=-1)
+@click.option("--repair", is_flag=True, help="Take out what is damaged, and leave what is sound; nothing is deleted.")
+@runs_option
+@answers()
+def check_runs(run: tuple[str, ...], repair: bool, runs: str | None) -> Answer:
+    """Read all of the runs named, or of every run, against their checksums; exit 1 if something is damaged.
+
+    Example: flopwise runs check
+    """
+    root = runs_root(runs)
+    paths = [find(one, root) for one in run] if run else run_folders(root)
+    found = [check_run(path, repair) for path in paths]
+    return Answer(partial(checks_view, found, root), lambda: int(any(one.damage for one in found)))
 
 
 @command.command("tag")

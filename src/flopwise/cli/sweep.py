@@ -17,6 +17,12 @@ from flopwise.render.views import screen_of
 @click.argument("file")
 @click.option("--device", metavar="auto|cpu|cuda[:N]", help="Where to run; overrides the file.")
 @click.option("--fresh", is_flag=True, help="Start again, even if an unfinished run of the same sweep exists.")
+@click.option(
+    "--retry-failed", is_flag=True, help="Measure the rows that are not ok once more, in the newest run of this sweep."
+)
+@click.option(
+    "--mixed", is_flag=True, help="Go on with a run of another GPU, driver or torch; its table marks the rows of each."
+)
 @options.on_option
 @options.tag_option
 @options.run_options

@@ -1,6 +1,7 @@
 """`flopwise tune WORKLOAD`."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,10 +11,15 @@ from flopwise.advice.moves import ON_REQUEST
 from flopwise.api.report import report
 from flopwise.api.tune import tune
 from flopwise.cli import options
-from flopwise.cli.output import Answer, answers, check_place, kept, write_text
+from flopwise.cli.output import PAGES, Answer, answers, check_place, kept, write_text
+from flopwise.errors import FlopwiseError
+from flopwise.records.tuning import Tuning
+from flopwise.render.charts import SUFFIXES as PICTURES
+from flopwise.render.charts import save
 from flopwise.render.progress import TerminalProgress
+from flopwise.render.step_charts import limit_chart
 from flopwise.render.tune_screen import tune_screen
-from flopwise.render.tune_view import tune_view
+from flopwise.render.tune_view import tune_view, tuned_limit, verdict
 from flopwise.store import runs_root
 
 _SECONDS = "For each lever; no further pair of processes begins after three times as long."
@@ -34,7 +40,7 @@ _BUDGET = "No lever is started after it: 90s, 10m."
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds until a step is stopped.")
 @click.option("--save", metavar="FILE.toml", help="Write the recipe there.")
 @options.run_options
-@answers(pages=True, screens=True)
+@answers(pages=PICTURES, screens=True)
 def command(
     workload: str, budget: str, memory_limit: str | None, save: str | None, quiet: bool, **given: Any
 ) -> Answer:
@@ -47,7 +53,8 @@ def command(
 
     Each lever is measured against the best step so far, most promising first; its losses and gradients are compared with
     the same step in eager fp32. The answer is a recipe; --full has the lines of PyTorch and every saving.
-    WORKLOAD is as for bench; your own step is path/file.py:factory. With -o page.html the whole tuning is written as a page.
+    WORKLOAD is as for bench; your own step is path/file.py:factory. With -o page.html the whole tuning is written as a page; with
+    -o FILE.png or .svg the way from the power-capped limit to the tuned step is drawn.
     """
     check_place(save)
     measure = partial(
@@ -67,7 +74,20 @@ def command(
     return Answer(
         view,
         lambda: 130 if stopped else 0,
-        lambda place: report(runs_root(given["runs"]) / tuning.run, output=place, command=options.command_line()),
+        partial(_write, tuning, runs_root(given["runs"]) / tuning.run),
         table_too=True,
         screen=partial(tune_screen, tuning),
     )
+
+
+def _write(tuning: Tuning, run: Path, place: Path) -> None:
+    """A page of the whole tuning, or a picture of what is left of the tuned step."""
+    if place.suffix in PAGES:
+        report(run, output=place, command=options.command_line())
+        return
+    limit = tuned_limit(tuning)
+    if limit is None:
+        raise FlopwiseError(
+            "the tuned step has no limit to draw", "its trace tells one, on a GPU; -o page.html has the rest"
+        )
+    save(limit_chart(limit, verdict(tuning)), place)

@@ -18,7 +18,7 @@ from flopwise.capture.clock import clock_for
 from flopwise.capture.kineto import trace_steps
 from flopwise.capture.memory_limit import free_bytes
 from flopwise.capture.step import Step, synchronise
-from flopwise.capture.watch.collector import no_collector
+from flopwise.collector import no_collector
 from flopwise.errors import Unsupported
 from flopwise.experiments.rows import Timed
 from flopwise.kernels import nvrtc

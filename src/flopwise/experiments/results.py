@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from flopwise.errors import FlopwiseError
+from flopwise.errors import Damaged, FlopwiseError
 from flopwise.experiments.catalog import experiments
 from flopwise.experiments.experiment import Experiment, Picture
 from flopwise.experiments.rows import contradiction
@@ -21,7 +21,9 @@ from flopwise.records.experiment import Place
 from flopwise.records.printed import Printed
 from flopwise.records.run import INTERRUPTED, OK, UNSUPPORTED
 from flopwise.records.table import Table
+from flopwise.store import StoredRun
 from flopwise.store.files import LAB, LAB_RUNNING
+from flopwise.store.rows import Table as Stored
 from flopwise.store.rows import read_rows
 
 SCHEMA = 1
@@ -84,7 +86,7 @@ class LabRun(Printed):
     run: str
     planned: Planned
     results: tuple[Result, ...]
-    unread: str = ""  # a line on what could not be read
+    warnings: tuple[str, ...] = ()  # what was left out, as the run is damaged
 
     def headline(self) -> str:
         return f"{self.run}, {len(self.results)} of {len(self.planned.experiments)} experiments"
@@ -102,30 +104,36 @@ class LabRun(Printed):
         return len(self.results) < len(self.planned.experiments) or self.results[-1].status == INTERRUPTED
 
 
-def read_lab(path: Path) -> LabRun:
+def read_lab(target: Path | StoredRun) -> LabRun:
     """The run at this path; experiments that it did not come to are not there."""
-    rows: list[Planned | Result] = read_rows(path / LAB, Planned | Result, "experiments")  # type: ignore[arg-type]
+    path, of_run = (target.path, target.warnings) if isinstance(target, StoredRun) else (target, ())
+    table: Stored[Planned | Result] = read_rows(path / LAB, Planned | Result, "experiments")  # type: ignore[arg-type]
+    rows, warnings = table.rows, [*of_run, *table.warnings]
     planned = next((row for row in rows if isinstance(row, Planned)), None)
     if planned is None:
+        if warnings:
+            raise Damaged(f"{path.name} cannot be shown: {warnings[0]}", "run the lab again")
         raise FlopwiseError(f"{path.name} ended before the first experiment", "run the lab again")
     results = [row for row in rows if isinstance(row, Result)]
-    unread = ""
     try:
-        results += _cut_off(path, planned, {result.experiment for result in results})
+        cut_off, left_out = _cut_off(path, planned, {result.experiment for result in results})
+        results += cut_off
+        warnings += left_out
     except FlopwiseError as error:  # what had ended is shown all the same
-        unread = f"what the experiment that was cut off had measured cannot be read: {error.message}"
-    return LabRun(run=path.name, planned=planned, results=tuple(results), unread=unread)
+        warnings.append(f"what the experiment that was cut off had measured cannot be read: {error.message}")
+    return LabRun(run=path.name, planned=planned, results=tuple(results), warnings=tuple(warnings))
 
 
-def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
+def _cut_off(path: Path, planned: Planned, ended: set[str]) -> tuple[list[Result], list[str]]:
     """The experiment that a killed run was in, with the rows it had; none where all have their row."""
-    reports = read_rows(path / LAB_RUNNING, Running, "rows") if (path / LAB_RUNNING).is_file() else []
-    reports = [report for report in reports if report.experiment not in ended]
+    there = (path / LAB_RUNNING).is_file()
+    table = read_rows(path / LAB_RUNNING, Running, "rows") if there else Stored[Running]()
+    reports = [report for report in table.rows if report.experiment not in ended]
     if not reports:
-        return []
+        return [], table.warnings
     name = reports[-1].experiment
     known = experiments().get(name)
-    return [
+    cut_off = [
         Result(
             experiment=name,
             claim=known.claim if known else "",
@@ -137,6 +145,7 @@ def _cut_off(path: Path, planned: Planned, ended: set[str]) -> list[Result]:
             quick=planned.quick,
         )
     ]
+    return cut_off, table.warnings
 
 
 def verdict_of(

@@ -62,12 +62,12 @@ class StepBench:
             what = f"{_labels(before.points)}; this is {_labels(run.points)}"
             line = f"the baseline is of another workload ({what}): {_UPDATE} stores a new one"
             pytest.fail(one_line(line), pytrace=False)
-        theirs, ours = _machine(before.points), _machine(run.points)
-        if theirs != ours:
-            self._warn(f"its baseline was measured on another machine ({theirs}; this is {ours}): not compared", 5)
-            return
         fail_above = units.parse_percent(self._fail_above)
-        for a, b, comparison in compare(before, run, threshold=fail_above).pairs:
+        found = compare(before, run, threshold=fail_above)
+        if found.across:
+            self._warn(f"not compared: {found.across} (A: its baseline); {_UPDATE} stores a new one", 5)
+            return
+        for a, b, comparison in found.pairs:
             self.compared.append(comparison)
             line = _verdict(a, b, comparison)
             if comparison.verdict == INCONCLUSIVE:
@@ -148,11 +148,3 @@ def _subject(point: Point) -> bytes:
 
 def _labels(points: tuple[Point, ...]) -> str:
     return ", ".join(point.trial.workload.label() for point in points)
-
-
-def _machine(points: tuple[Point, ...]) -> str:
-    """What a time depends on most."""
-    environment = next((point.environment for point in points if point.environment), None)
-    if environment is None:
-        return "an unknown machine"
-    return environment.gpu.name if environment.gpu else f"{environment.cpu}, {environment.cpu_cores} cores"

@@ -75,9 +75,9 @@ def joined(p: Tensor, low: Tensor) -> Tensor:
     A parameter that was set from outside meets an old difference, less than its own last place. Zero and infinity have no
     place below them to take it from: they are themselves.
     """
-    bits = p.view(torch.int16).int()
-    size = bits & 0x7FFF
-    return ((bits << 16) + torch.where((size > 0) & (size < 0x7F80), low.int(), 0)).view(torch.float32)
+    wide = p.float()
+    wide.view(torch.int32).add_(low * p.div(p).eq(1))
+    return wide
 
 
 def split(weight: Tensor, p: Tensor, low: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 No kernel adds to what another program writes, so the result is the same at every run. The scores are computed again in
 both passes, seven matmuls where one pass with atomic additions would do five. The formulas are those of `attention.py`.
+Long sequences on sm_90 go that other way, by `attention_hopper_backward.py`.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopwise.kernels.attention_gluon import gluon_kernels, gluon_on, trusted
 from flopwise.kernels.attention_tiles import (
     LOG2E,
     Call,
@@ -359,9 +361,13 @@ def launch_backward(
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not q.numel() or not k.numel():
         return grads[0].zero_(), grads[1].zero_(), grads[2].zero_()
+    gluon = None if dkdv or dq else gluon_on(q)
     dkdv = dkdv or choose(DKDV, q, k.shape[2])
     dq = dq or choose(DQ, q, k.shape[2])
     grad, q, k, v = (lined_up(x, dkdv) for x in (unit_stride(grad), q, k, v))
+    if gluon and gluon.takes(grad, q, k, v, problem) and trusted(gluon, q, problem.causal):
+        gluon.launch(grad, q, k, v, unit_stride(output), logsumexp.contiguous(), grads, problem)
+        return grads
     saved = Saved(grad, q, k, v, logsumexp.contiguous(), torch.empty_like(logsumexp))
     delta_call(saved, unit_stride(output)).launch()
     dkdv_call(saved, grads[1], grads[2], problem, dkdv).launch()
@@ -399,3 +405,5 @@ def backward_cases() -> Iterator[Case]:
     """The kernels in the tiles they ship with."""
     yield from shipped("flash dK/dV", _flash_dkdv_kernel, DKDV)
     yield from shipped("flash dQ", _flash_dq_kernel, DQ)
+    if gluon := gluon_kernels():
+        yield from gluon.cases()

@@ -2,7 +2,8 @@
 
 The formulas and the meaning of causal, window and grouped heads are those of `attention.py`; the backward kernels are in
 `attention_backward.py`. Each program keeps one tile of queries and walks over the tiles of keys it can see: first those
-seen whole, where nothing is masked and nothing checked, then those on the diagonal or at the end.
+seen whole, where nothing is masked and nothing checked, then those on the diagonal or at the end. Long sequences on sm_90
+go through `attention_hopper.py`.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 from flopwise.errors import Unsupported
 from flopwise.kernels.attention import check, tiled_backward, tiled_forward, with_heads
 from flopwise.kernels.attention_backward import backward_cases, launch_backward
+from flopwise.kernels.attention_gluon import gluon_on, trusted
 from flopwise.kernels.attention_tiles import (
     LOG2E,
     Call,
@@ -145,9 +147,13 @@ def launch_forward(
         return output, logsumexp
     if not k.shape[2]:
         return output.zero_(), logsumexp.fill_(float("-inf"))
-    config = config or choose(FORWARD, q, k.shape[2])
-    q, k, v = (lined_up(unit_stride(x), config) for x in (q, k, v))
-    forward_call(q, k, v, output, logsumexp, problem, config).launch()
+    chosen = config or choose(FORWARD, q, k.shape[2])
+    q, k, v = (lined_up(unit_stride(x), chosen) for x in (q, k, v))
+    gluon = None if config else gluon_on(q)
+    if gluon and gluon.forward.takes(q, k, v, problem) and trusted(gluon, q, problem.causal):
+        gluon.forward.forward_call(q, k, v, output, logsumexp, problem).launch()
+    else:
+        forward_call(q, k, v, output, logsumexp, problem, chosen).launch()
     return output, logsumexp
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.torch_private import triton_interprets
+from flopwise.kernels.triton_private import triton_interprets
 
 GRID = 65535  # programs that a launch takes along its second and third axis
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

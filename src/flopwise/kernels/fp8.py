@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flopwise import torch_private
 from flopwise.kernels.case import Case
+from flopwise.kernels.direct_op import direct_op
 from flopwise.kernels.dispatch import multiprocessors, runs_triton
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -48,7 +49,7 @@ def quantised_reference(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @triton.jit
-def _tensor_amax_kernel(x_ptr, amax_ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _fp8_tensor_amax_kernel(x_ptr, amax_ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The largest |x| of a program's tiles, as the bits of an fp32 number: those of positive numbers are in the same order."""
     across = tl.cdiv(columns, COLUMNS)
     largest = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -63,7 +64,7 @@ def _tensor_amax_kernel(x_ptr, amax_ptr, stride, rows, columns, ROWS: tl.constex
 
 
 @triton.jit
-def _axis_amax_kernel(
+def _fp8_axis_amax_kernel(
     x_ptr, row_amax_ptr, column_amax_ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """The largest |x| of every row and of every column."""
@@ -78,7 +79,7 @@ def _axis_amax_kernel(
 
 
 @triton.jit
-def _cast_kernel(
+def _fp8_cast_kernel(
     x_ptr,
     row_amax_ptr,
     column_amax_ptr,
@@ -130,7 +131,7 @@ def _cast_kernel(
 
 
 @triton.jit
-def _row_cast_kernel(
+def _fp8_row_cast_kernel(
     x_ptr, by_rows_ptr, scale_ptr, stride, rows, columns, largest, least, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Whole rows: their amaxes, scales and fp8 numbers in one pass."""
@@ -163,11 +164,11 @@ def _amax(x: Tensor, axis: bool) -> tuple[Tensor, Tensor]:
     if axis:
         found = torch.zeros(rows + columns, dtype=torch.int32, device=x.device)
         by_row, by_column = found.split((rows, columns))
-        _axis_amax_kernel[tiles](x, by_row, by_column, x.stride(0), rows, columns, **tile)
+        _fp8_axis_amax_kernel[tiles](x, by_row, by_column, x.stride(0), rows, columns, **tile)
         return by_row, by_column
     programs = min(tiles[0] * tiles[1], PER_SM * multiprocessors(x.device))
     found = torch.empty(programs, dtype=torch.int32, device=x.device)  # a part of each: nothing is cleared or locked
-    _tensor_amax_kernel[(programs,)](x, found, x.stride(0), rows, columns, **tile)
+    _fp8_tensor_amax_kernel[(programs,)](x, found, x.stride(0), rows, columns, **tile)
     return found, found
 
 
@@ -177,12 +178,12 @@ def _cast(x: Tensor, dtype: torch.dtype, axis: bool, by_rows: bool, by_columns: 
     (by_row, row_scale, by_column, column_scale), largest = parts, LARGEST[dtype]
     if axis and not by_columns and columns <= HELD:
         per, block, warps = row_shape(columns)
-        _row_cast_kernel[(triton.cdiv(rows, per),)](
+        _fp8_row_cast_kernel[(triton.cdiv(rows, per),)](
             x, by_row, row_scale, x.stride(0), rows, columns, largest, LEAST, ROWS=per, BLOCK=block, num_warps=warps
         )
         return parts
     found = (amax, amax) if amax is not None else _amax(x, axis)
-    _cast_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))](
+    _fp8_cast_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))](
         x,
         *found,
         by_row,
@@ -235,7 +236,7 @@ def cast_reference(
     return rows if by_rows else none, row_scale, columns.t().contiguous() if by_columns else none, column_scale
 
 
-@torch.library.custom_op("flopwise::fp8_cast", mutates_args=())
+@direct_op("flopwise::fp8_cast")
 def _cast_op(x: Tensor, dtype: torch.dtype, axis: bool, by_rows: bool, by_columns: bool, amax: Tensor | None) -> Parts:
     work = _cast if runs_triton(x) else cast_reference
     return work(x, dtype, axis, by_rows, by_columns, amax)
@@ -278,7 +279,7 @@ def cast(
     )
 
 
-@torch.library.custom_op("flopwise::fp8_matmul", mutates_args=())
+@direct_op("flopwise::fp8_matmul")
 def matmul(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
     """a bᵀ (+ bias) in bf16, of a [m, k] and b [n, k] in fp8. `fast`: sums stay in the tensor cores, with fewer bits.
 
@@ -311,10 +312,10 @@ def cases() -> Iterator[Case]:
         for axis in (False, True):
             both = tile | {"AXIS": axis, "BY_ROWS": True, "BY_COLUMNS": True, "PARTS": 1 if axis else 1024}
             of = f"{name} by {'axis' if axis else 'tensor'}"
-            yield Case(f"fp8 cast {of}", _cast_kernel, signature, both, WARPS, **options)
+            yield Case(f"fp8 cast {of}", _fp8_cast_kernel, signature, both, WARPS, **options)
         for columns in (2560, 10240):
             rows, block, warps = row_shape(columns)
             held = {"ROWS": rows, "BLOCK": block}
-            yield Case(f"fp8 cast {name} rows of {columns}", _row_cast_kernel, signature, held, warps, **options)
-    yield Case("fp8 amax", _tensor_amax_kernel, signature, tile, WARPS, **options)
-    yield Case("fp8 amax by axis", _axis_amax_kernel, signature, tile, WARPS, **options)
+            yield Case(f"fp8 cast {name} rows of {columns}", _fp8_row_cast_kernel, signature, held, warps, **options)
+    yield Case("fp8 amax", _fp8_tensor_amax_kernel, signature, tile, WARPS, **options)
+    yield Case("fp8 amax by axis", _fp8_axis_amax_kernel, signature, tile, WARPS, **options)

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flopwise.kernels.case import Case
+from flopwise.kernels.direct_op import direct_op
 from flopwise.kernels.dispatch import runs_triton
 from flopwise.kernels.fp8 import E4M3, HELD, LARGEST, LEAST, quantised_reference, row_shape, scale_of
 from flopwise.kernels.rms_norm import _rms_norm_backward, rms_norm_reference
@@ -136,7 +137,7 @@ def _options(columns: int, by_rows: bool) -> dict[str, Any]:
     return {"BY_ROWS": by_rows, "ROWS": rows, "BLOCK": block, "num_warps": warps}
 
 
-@torch.library.custom_op("flopwise::rms_norm_cast", mutates_args=())
+@direct_op("flopwise::rms_norm_cast")
 def _rms_norm_cast(x: Tensor, weight: Tensor, eps: float, by_rows: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not runs_triton(x) or x.shape[1] > HELD:
         inverse = torch.rsqrt(x.float().pow(2).mean(-1) + eps)
@@ -148,7 +149,7 @@ def _rms_norm_cast(x: Tensor, weight: Tensor, eps: float, by_rows: bool) -> tupl
     return *made, inverse
 
 
-@torch.library.custom_op("flopwise::swiglu_cast", mutates_args=())
+@direct_op("flopwise::swiglu_cast")
 def _swiglu_cast(gate: Tensor, up: Tensor, by_rows: bool) -> Made:
     if not runs_triton(gate) or gate.shape[1] > HELD:
         return _reference(swiglu_reference(gate, up), by_rows)
@@ -159,7 +160,7 @@ def _swiglu_cast(gate: Tensor, up: Tensor, by_rows: bool) -> Made:
     return made
 
 
-@torch.library.custom_op("flopwise::joined_swiglu_gradient", mutates_args=())
+@direct_op("flopwise::joined_swiglu_gradient")
 def joined_swiglu_gradient(dy: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of rows [n, 2 columns] with gate first, and the bits of its amax, in parts."""
     rows, columns = dy.shape

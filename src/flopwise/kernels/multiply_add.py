@@ -30,7 +30,7 @@ def multiply_adds_reference(x: Tensor, rounds: int) -> Tensor:
 
 
 @triton.jit
-def _multiply_adds_kernel(
+def _pointwise_multiply_adds_kernel(
     x_ptr, rounds, BLOCK: tl.constexpr, UNROLLED: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -50,7 +50,7 @@ def multiply_adds(x: Tensor, rounds: int) -> int:
     require(x.dtype == torch.float32 and x.is_contiguous(), "multiply_adds takes fp32 numbers that lie side by side")
     require(x.numel() % BLOCK == 0, f"multiply_adds takes a multiple of {BLOCK} numbers: there are {x.numel()}")
     if runs_triton(x) and x.numel():
-        _multiply_adds_kernel[(x.numel() // BLOCK,)](
+        _pointwise_multiply_adds_kernel[(x.numel() // BLOCK,)](
             x, rounds, BLOCK=BLOCK, UNROLLED=UNROLLED, SCALE=SCALE, SHIFT=SHIFT, num_warps=WARPS
         )
     else:
@@ -61,4 +61,10 @@ def multiply_adds(x: Tensor, rounds: int) -> int:
 def cases() -> Iterator[Case]:
     """The one configuration."""
     constants = {"BLOCK": BLOCK, "UNROLLED": UNROLLED, "SCALE": SCALE, "SHIFT": SHIFT}
-    yield Case("multiply-adds", _multiply_adds_kernel, {"x_ptr": "*fp32", "rounds": "i32"}, constants, num_warps=WARPS)
+    yield Case(
+        "multiply-adds",
+        _pointwise_multiply_adds_kernel,
+        {"x_ptr": "*fp32", "rounds": "i32"},
+        constants,
+        num_warps=WARPS,
+    )

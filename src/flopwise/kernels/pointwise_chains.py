@@ -18,7 +18,7 @@ _SINE_STACK = {80: 40, 90: 40, 100: 32}  # bytes: sin and cos of large numbers r
 
 
 @triton.jit
-def _sin_cos_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+def _pointwise_sin_cos_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n)
     sine, cosine = tl.sin(x), tl.cos(x)
@@ -31,14 +31,14 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+def _pointwise_forward_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n)
     tl.store(y_ptr + at, _sigmoid(_sigmoid(_sigmoid(x))), mask=at < n)
 
 
 @triton.jit
-def _forward_keeping_kernel(x_ptr, first_ptr, second_ptr, y_ptr, n, BLOCK: tl.constexpr):
+def _pointwise_forward_keeping_kernel(x_ptr, first_ptr, second_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = _sigmoid(tl.load(x_ptr + at, mask=at < n))
     second = _sigmoid(first)
@@ -55,7 +55,7 @@ def _slope(first, second):
 
 
 @triton.jit
-def _backward_recomputing_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
+def _pointwise_backward_recomputing_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = _sigmoid(tl.load(x_ptr + at, mask=at < n))
     dy = tl.load(dy_ptr + at, mask=at < n)
@@ -63,7 +63,7 @@ def _backward_recomputing_kernel(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward_keeping_kernel(dy_ptr, first_ptr, second_ptr, dx_ptr, n, BLOCK: tl.constexpr):
+def _pointwise_backward_keeping_kernel(dy_ptr, first_ptr, second_ptr, dx_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(first_ptr + at, mask=at < n)
     second = tl.load(second_ptr + at, mask=at < n)
@@ -74,7 +74,7 @@ def _backward_keeping_kernel(dy_ptr, first_ptr, second_ptr, dx_ptr, n, BLOCK: tl
 def sin_cos(x: Tensor) -> Tensor:
     """sin²(x) + cos²(x) of an fp32 tensor: one read, one write."""
     y = torch.empty_like(x)
-    _sin_cos_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK=BLOCK, num_warps=WARPS)
+    _pointwise_sin_cos_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
@@ -82,9 +82,9 @@ def sigmoids_keeping(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """Three sigmoids and their gradient: 1 read and 3 writes, then 3 reads and 1 write."""
     first, second, y = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
     n, grid = x.numel(), (triton.cdiv(x.numel(), BLOCK),)
-    _forward_keeping_kernel[grid](x, first, second, y, n, BLOCK=BLOCK, num_warps=WARPS)
+    _pointwise_forward_keeping_kernel[grid](x, first, second, y, n, BLOCK=BLOCK, num_warps=WARPS)
     dx = torch.empty_like(x)
-    _backward_keeping_kernel[grid](dy, first, second, dx, n, BLOCK=BLOCK, num_warps=WARPS)
+    _pointwise_backward_keeping_kernel[grid](dy, first, second, dx, n, BLOCK=BLOCK, num_warps=WARPS)
     return y, dx
 
 
@@ -92,15 +92,20 @@ def sigmoids_recomputing(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """The same from the input alone: 1 read and 1 write, then 2 reads and 1 write."""
     y, dx = torch.empty_like(x), torch.empty_like(x)
     n, grid = x.numel(), (triton.cdiv(x.numel(), BLOCK),)
-    _forward_kernel[grid](x, y, n, BLOCK=BLOCK, num_warps=WARPS)
-    _backward_recomputing_kernel[grid](dy, x, dx, n, BLOCK=BLOCK, num_warps=WARPS)
+    _pointwise_forward_kernel[grid](x, y, n, BLOCK=BLOCK, num_warps=WARPS)
+    _pointwise_backward_recomputing_kernel[grid](dy, x, dx, n, BLOCK=BLOCK, num_warps=WARPS)
     return y, dx
 
 
 def cases() -> Iterator[Case]:
-    sigmoids = (_forward_kernel, _forward_keeping_kernel, _backward_recomputing_kernel, _backward_keeping_kernel)
-    for kernel in (_sin_cos_kernel, *sigmoids):
+    sigmoids = (
+        _pointwise_forward_kernel,
+        _pointwise_forward_keeping_kernel,
+        _pointwise_backward_recomputing_kernel,
+        _pointwise_backward_keeping_kernel,
+    )
+    for kernel in (_pointwise_sin_cos_kernel, *sigmoids):
         tensors = [argument for argument in kernel.arg_names if argument.endswith("_ptr")]
         signature = dict.fromkeys(tensors, "*fp32") | {"n": "i32"}
-        spills = _SINE_STACK if kernel is _sin_cos_kernel else {}
+        spills = _SINE_STACK if kernel is _pointwise_sin_cos_kernel else {}
         yield Case(kernel.fn.__name__, kernel, signature, {"BLOCK": BLOCK}, WARPS, divisible=("n",), spills=spills)

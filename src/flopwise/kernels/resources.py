@@ -30,7 +30,7 @@ from flopwise.kernels import (
     swiglu,
 )
 from flopwise.kernels.case import Case
-from flopwise.torch_private import compile_triton, cuobjdump
+from flopwise.kernels.triton_private import compile_triton, cuobjdump
 
 _ROWS = (gelu, softmax, rms_norm, swiglu, rope, cross_entropy_rows)
 _MODULES = (*_ROWS, fp8, fp8_rows, attention_triton, adamw_kernels, multiply_add, pointwise_chains)

@@ -11,11 +11,6 @@ from torch import Tensor, nn
 from flopwise.lm.own_kernels import needs_triton
 from flopwise.spec.recipe import FP8, Recipe
 
-# Whether weight gradients are multiplied in fp8, too, else in bf16; and whether gradients' sums may stay in the tensor cores,
-# with fewer bits than fp32, where a tensor has one scale. With both, losses of 2,000 steps were no higher than those of bf16's
-# own seeds (benchmarks/results/fp8-2026-11.md).
-NARROW_WEIGHT_GRADIENT = FAST_BACKWARD = True
-
 Activation = Any  # a tensor, or a layer's input with its fp8 form (kernels.fp8_linear.Input)
 
 
@@ -26,8 +21,7 @@ class Fp8:
         with needs_triton(f"precision = '{recipe.precision}'"):
             from flopwise.kernels import fp8_linear
         self.kernels = fp8_linear
-        rows = recipe.precision == "fp8-rowwise"
-        self.scaling = fp8_linear.Scaling(rows, NARROW_WEIGHT_GRADIENT, FAST_BACKWARD and not rows)
+        self.scaling = fp8_linear.usual_scaling(recipe.precision == "fp8-rowwise")
 
     def prepared(self, x: Activation) -> Activation:
         """The input of several layers, cast once."""

@@ -12,9 +12,10 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from flopwise.errors import FlopwiseError
+from flopwise.keeper import die_with_parent
 
 Result = TypeVar("Result")
-_CHILD = "import sys; sys.path[:] = {path!r}; from flopwise.lm.jobs import serve; serve()"
+_CHILD = "import sys; sys.path[:] = {path!r}; from flopwise.lm.jobs import serve; serve({owner})"
 
 
 def cores() -> int:
@@ -53,7 +54,7 @@ def run_jobs(
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = (sys.executable, "-c", _CHILD.format(path=sys.path))
+    command = (sys.executable, "-c", _CHILD.format(path=sys.path, owner=os.getpid()))
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -76,8 +77,9 @@ def _ask(children: "SimpleQueue[subprocess.Popen[bytes]]", function: Callable[..
     return result
 
 
-def serve() -> None:
+def serve(owner: int) -> None:
     """The child: answer jobs until the parent closes the pipe. What a job prints goes to stderr."""
+    die_with_parent(owner)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flopwise import torch_private
 from flopwise.spec.dtypes import named
+from flopwise.spec.fp8 import SINCE
 from flopwise.spec.recipe import Recipe
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,6 +48,11 @@ def apply_fp32_matmul(recipe: Recipe) -> None:
     allowed = recipe.precision == "tf32"
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether a GPU has fp8 tensor cores of the formats that our kernels write."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= SINCE
 
 
 def on_fake_tensors() -> bool:

@@ -12,19 +12,33 @@ from torch.nn.attention import sdpa_kernel
 from torch.optim import Optimizer
 
 from flopwise.errors import FlopwiseError, Unsupported
-from flopwise.lm.precision import apply_fp32_matmul
+from flopwise.lm.precision import apply_fp32_matmul, has_fp8
 from flopwise.patch.captured import CapturedStep
 from flopwise.patch.levers import AUTOCAST, BACKENDS, MODULE_LEVERS, PatchedModel
-from flopwise.spec.fp8 import SINCE
+from flopwise.spec.fp8 import GPU as FP8_GPU
 from flopwise.spec.recipe import FP8, Recipe
+from flopwise.spec.workload import FROM_OUTSIDE
 
+WITHOUT_FP8 = {"precision": "bf16-master"}  # what fp8 builds upon
+_INSTEAD = ": bf16-master instead"
 _HALF = (torch.bfloat16, torch.float16)
 _APPLIED: "WeakSet[nn.Module]" = WeakSet()  # models that have a recipe on: a second would take its own work for theirs
 
 
 def _has_fp8(models: Sequence[nn.Module]) -> bool:
     devices = {p.device for model in models for p in model.parameters()}
-    return all(one.type == "cuda" and torch.cuda.get_device_capability(one) >= SINCE for one in devices)
+    return all(one.type == "cuda" and has_fp8(one) for one in devices)
+
+
+def _why_not(name: str, value: Any, on_gpu: bool) -> str:
+    """Why this lever cannot be put onto a user's model; empty if it can."""
+    if name not in FROM_OUTSIDE:
+        return "cannot be put onto a model of your own"
+    if (name, value) == ("precision", "fp16"):
+        return "needs a loss scaler around your step: write it there"
+    if (name in ("graph", "overlap") or value == "sdpa-cudnn") and not on_gpu:
+        return "needs a model on a GPU"
+    return ""
 
 
 class Applied:
@@ -89,8 +103,10 @@ class Applied:
                 self._model.install()
                 break
             except Unsupported as error:
-                self._refused.append(error.message)
+                narrower = "precision" in error.levers and levers["precision"] in FP8
+                self._refused.append(error.message + _INSTEAD * narrower)
                 levers = {name: value for name, value in levers.items() if name not in error.levers}
+                levers |= WITHOUT_FP8 if narrower else {}
         self._wants_graph = levers.get("graph") == "on"
         for model in models:
             self._surround(model, levers)
@@ -102,17 +118,12 @@ class Applied:
 
     def _allowed_here(self, models: Sequence[nn.Module], levers: dict[str, Any]) -> dict[str, Any]:
         on_gpu = any(p.is_cuda for model in models for p in model.parameters())
-        gpu_only: list[str] = [name for name in ("graph", "overlap") if name in levers and not on_gpu]
-        gpu_only += ["attention"] if levers.get("attention") == "sdpa-cudnn" and not on_gpu else []
-        self._refused += [f"{name} = '{levers[name]}' needs a model on a GPU" for name in gpu_only]
         if levers.get("precision") in FP8 and not _has_fp8(models):
-            gpu_only.append("precision")
-            needed = ".".join(map(str, SINCE))
-            self._refused.append(f"precision = '{levers['precision']}' needs a GPU of compute capability {needed}")
-        if levers.get("precision") == "fp16":
-            gpu_only.append("precision")
-            self._refused.append("precision = 'fp16' needs a loss scaler around your step: write it there")
-        return {name: value for name, value in levers.items() if name not in gpu_only}
+            self._refused.append(f"precision = '{levers['precision']}' needs {FP8_GPU}{_INSTEAD}")
+            levers = levers | WITHOUT_FP8
+        refused = {name: why for name, value in levers.items() if (why := _why_not(name, value, on_gpu))}
+        self._refused += [f"{name} = '{levers[name]}' {why}" for name, why in refused.items()]
+        return {name: value for name, value in levers.items() if name not in refused}
 
     def _surround(self, model: nn.Module, levers: dict[str, Any]) -> None:
         """Autocast and the attention backend around the model's forward; what leaves it is fp32, as a loss wants it."""

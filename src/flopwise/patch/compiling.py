@@ -13,7 +13,12 @@ from flopwise.patch.blocks import compile_blocks
 from flopwise.patch.patched import Patched
 
 # The graph is a lever of its own.
-MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs", "blocks": None}
+MODES = {
+    "default": None,
+    "max-autotune": "max-autotune-no-cudagraphs",
+    "blocks": None,
+    "reduce-overhead": "reduce-overhead",
+}
 
 
 def compile_modules(targets: Sequence[nn.Module], roots: Sequence[nn.Module], value: str, patched: Patched) -> None:

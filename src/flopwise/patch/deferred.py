@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from flopwise.errors import one_line
 from flopwise.patch.checked import FirstStep, Forward, Kind, can_check, forward_of, put_forward
 from flopwise.patch.patched import Patched
-from flopwise.torch_private import saved_tensor_hook
+from flopwise.torch_private import StopRecomputation, saved_tensor_hook
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,8 @@ def _deferring(original: Forward, pattern: Pattern) -> Forward:
         try:
             with _Deferring(pattern):
                 return without_deferred(original(self, *args, **kwargs))
+        except StopRecomputation:
+            raise
         except Exception as error:  # noqa: BLE001  code that takes no stand-in for a tensor; its own faults come again
             pattern.kind.give_up(f"its code takes no deferred result ({one_line(str(error), 120)})")
             return original(self, *args, **kwargs)

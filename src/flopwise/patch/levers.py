@@ -48,6 +48,7 @@ class PatchedModel:
         self.updates: list[OwnUpdate] = []
         self.exact: list[ExactWeights] = []
         self.overlapped: list[OverlappedUpdate] = []
+        self.in_fp8: list[str] = []  # of each model: how many linear layers, and which not
         self._head: nn.Linear | None = None
         self._compiled = self._remembers_masks = False
 
@@ -149,14 +150,15 @@ class PatchedModel:
             raise Unsupported(f"{asked} is for a step that trains", "precision = bf16")
         if self.levers["precision"] in FP8:
             self._linear_layers_in_fp8(asked, trained)
+        if self.levers["precision"] in FP8:
+            trained = [root for root in trained if _has_wide_weights(root)]  # of bf16 weights there is no rest to keep
         ours = bool(self.updates)
         self.exact = [ExactWeights(root, self.optimizers, self.patched, ours=ours) for root in trained]
 
     def _linear_layers_in_fp8(self, asked: str, trained: list[nn.Module]) -> None:
-        if "projections" in self.levers:
-            raise Unsupported(f"{asked} does not go with joined projections on a step of your own", "omit projections")
         for root in trained:
-            fp8.replace(root, self._blocks(asked), self.levers["precision"] == "fp8-rowwise", self.patched)
+            told = fp8.replace(root, self._blocks(asked), self.levers["precision"] == "fp8-rowwise", self.patched)
+            self.in_fp8.append(told)
 
     def exact_weight(self, p: Tensor) -> Tensor:
         """A weight with what is kept of it elsewhere."""
@@ -205,6 +207,10 @@ class PatchedModel:
         return self.roots
 
 
+def _has_wide_weights(root: nn.Module) -> bool:
+    return any(p.dtype == torch.float32 for p in root.parameters() if p.requires_grad)
+
+
 def _replacer(lever: str) -> Callable[[nn.Module, str, Patched], int]:
     from flopwise.patch import attention, mlp, norms, projections, rotary
 
@@ -224,6 +230,13 @@ def _attention(model: PatchedModel) -> None:
         model._replace_modules("attention")
 
 
+def _projections(model: PatchedModel) -> None:
+    if model.levers.get("precision") in FP8:
+        text = f"projections = 'fused' does not go with {model.levers['precision']} on a step of your own"
+        raise Unsupported(text, "omit projections")
+    model._replace_modules("projections")
+
+
 def _modules(lever: str) -> Callable[[PatchedModel], None]:
     return lambda model: model._replace_modules(lever)
 
@@ -234,7 +247,7 @@ _ORDER: dict[str, Callable[[PatchedModel], None]] = {
     "activation": _modules("activation"),
     "rope": _modules("rope"),
     "attention": _attention,
-    "projections": _modules("projections"),
+    "projections": _projections,
     "loss": PatchedModel._fuse_loss,
     "optimizer": PatchedModel._optimizer,
     "precision": PatchedModel._masters,

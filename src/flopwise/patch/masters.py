@@ -34,7 +34,10 @@ class ExactWeights:
         self._narrow_all()
         patched.on_undo(self._widen)
         for optimizer in dict.fromkeys(() if ours else self.weights.values()):
-            patched.set(optimizer, "step", torch_private.in_place_of_step(self._widened(optimizer.step), optimizer))
+            # By its own hooks, so that the casts count as a part of its step wherever that is watched.
+            patched.on_undo(optimizer.register_step_pre_hook(lambda one, *_: self._widen(one)).remove)
+            patched.on_undo(optimizer.register_step_post_hook(lambda *_: self._narrow_all()).remove)
+            patched.set(optimizer, "step", torch_private.in_place_of_step(self._narrowed(optimizer.step), optimizer))
             # A loaded state takes the weights' dtype.
             patched.on_undo(optimizer.register_load_state_dict_pre_hook(lambda *_: self._widen()).remove)
             patched.on_undo(optimizer.register_load_state_dict_post_hook(lambda *_: self._narrow_all()).remove)
@@ -51,19 +54,21 @@ class ExactWeights:
         """Where the rest of a weight is."""
         return self.weights[p].state[p] if self._ours else self._rests.setdefault(p, {})
 
-    def _widened(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def widened(*args: Any, **kwargs: Any) -> Any:
-            self._widen()
+    def _narrowed(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that leaves the weights in bf16, also where it fails before its last hook."""
+
+        def narrowed(*args: Any, **kwargs: Any) -> Any:
             try:
                 return step(*args, **kwargs)
             finally:
                 self._narrow_all()
 
-        return widened
+        return narrowed
 
     def _narrow_all(self) -> None:
         for p in self.weights:
-            self._narrow(p)
+            if p.dtype == torch.float32:
+                self._narrow(p)
 
     @torch.no_grad()
     def _narrow(self, p: Tensor) -> None:
@@ -83,8 +88,10 @@ class ExactWeights:
         return p.detach().float() if low is None else joined(p.detach(), low)
 
     @torch.no_grad()
-    def _widen(self) -> None:
-        for p in self.weights:
+    def _widen(self, only: Optimizer | None = None) -> None:
+        for p, optimizer in self.weights.items():
+            if only not in (None, optimizer) or p.dtype == torch.float32:
+                continue
             exact, gradient = self.exact(p), p.grad
             p.grad, p.data = None, exact
             p.grad = None if gradient is None else gradient.float()
@@ -121,9 +128,9 @@ def exact_weight(p: Tensor, optimizers: Iterable[Optimizer]) -> Tensor:
 
 
 def split_exactly(weight: Tensor, p: Tensor, low: Tensor) -> None:
-    """Write an fp32 weight as a bf16 parameter and the difference, to the last bit.
+    """Write an fp32 weight as a bf16 parameter and the difference, to the last bit: its lower half, as a signed number.
 
-    Rounded to even, half of the ties differ by one more than 16 bits hold: those go to the other neighbour.
+    What is left without it is a number of bf16, the nearest one; of two, the larger.
 
     >>> weight = torch.tensor([1.00390625])  # between two numbers of bf16
     >>> p, low = torch.empty(1, dtype=torch.bfloat16), torch.empty(1, dtype=torch.int16)
@@ -131,9 +138,7 @@ def split_exactly(weight: Tensor, p: Tensor, low: Tensor) -> None:
     >>> p.item(), low.item()
     (1.0078125, -32768)
     """
-    from flopwise.kernels.adamw import joined, split
-
-    split(weight, p, low)
-    tied = torch.isfinite(weight) & (joined(p, low) != weight)
-    p.view(torch.int16).add_(tied.to(torch.int16))
-    low.masked_fill_(tied, -32768)
+    bits = weight.view(torch.int32)
+    low.copy_(bits)
+    p.copy_((bits - low).view(torch.float32))
+    p.masked_fill_(weight.isnan(), float("nan"))  # of whose bits nothing else may be left

@@ -21,6 +21,7 @@ from flopwise.records.prediction import PredictedStep
 from flopwise.records.printed import Printed
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.model import ModelSpec
+from flopwise.spec.recipe import REPLAYED
 from flopwise.spec.workload import Workload
 from flopwise.work.operation import ATTENTION, MATMUL, PART, OpWork
 
@@ -236,6 +237,10 @@ def _notes(found: Prediction, bits: int) -> tuple[str, ...]:
         notes.append(
             f"compile = '{recipe.compile}': ops, bytes and memory are eager PyTorch's, an upper limit; "
             "least and predicted time are those of the fused kernels"
+        )
+    if recipe.compile == REPLAYED:
+        notes.append(
+            f"compile = '{REPLAYED}': between steps its CUDA graphs keep the memory that they were recorded in"
         )
     return tuple(note for note in (*notes, uncounted(found.ops)) if note)
 

@@ -91,6 +91,9 @@ HOST = {
     "backward": HostCost(op_ns=25_000.0, view_ns=2_500.0, kernel_ns=5_000.0),
     "optimizer": HostCost(op_ns=12_000.0, view_ns=2_000.0, kernel_ns=5_000.0, listed_ns=2_200.0),
 }
+# An operation in fp8, times another one; which part of it takes so long was not measured. Fitted to one step, llama3.2-1b
+# 4 x 1024 without a graph on an H200: 114.1 ms (benchmarks/results/fp8-2026-11.md).
+FP8_HOST = 6.0
 LATENCY_NS, GRAPH_GAP_NS, COMPILED_CALL_NS = 4_000.0, -800.0, 300_000.0
 
 # --- Collectives that were not measured: NCCL 2.2x's own numbers, from which it chooses algorithm and protocol.

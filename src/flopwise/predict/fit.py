@@ -14,7 +14,7 @@ from flopwise.records.events import DeviceInfo
 from flopwise.records.prediction import SHAPES, PredictedStep
 from flopwise.spec.gpu import Gpu
 from flopwise.spec.recipe import WITH_MASTERS, Recipe
-from flopwise.spec.workload import Workload
+from flopwise.spec.workload import Workload, check
 from flopwise.work.operation import GRADIENTS
 
 MOST_BATCH, MOST_TOKENS = 2**20, 2**24
@@ -155,9 +155,11 @@ def memory_levers(workload: Workload, gpu: Gpu | None = None, *, quick: bool = F
     for lever, value in _unset_levers(workload, quick):
         try:
             recipe = msgspec.structs.replace(workload.recipe, **{lever: value})
+            changed = msgspec.structs.replace(workload, recipe=recipe)
+            check(changed)
         except FlopwiseError:  # it does not go with another of them
             continue
-        then = peak_bytes(msgspec.structs.replace(workload, recipe=recipe), gpu)
+        then = peak_bytes(changed, gpu)
         if then is None:
             continue
         saved = now.step.peak_bytes - then

@@ -5,6 +5,8 @@ FlopCounterMode and every published MFU count them: everything else is less than
 bytes, not by FLOPs.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from flopwise import units
@@ -60,6 +62,7 @@ class ModelFlops(msgspec.Struct, frozen=True, kw_only=True):
         return self.total - self.causal_saved
 
 
+@lru_cache(maxsize=1 << 14)  # views of a sweep ask again and again
 def model_flops(spec: ModelSpec, batch: int, context: int, phase: str = "train") -> ModelFlops:
     """One step's FLOPs.
 

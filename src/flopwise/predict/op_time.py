@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from flopwise.predict import constants as fitted
 from flopwise.records import ceilings as curves
 from flopwise.records.ceilings import MEASURED, Ceilings, Curve, Matmul, Near, Tile
@@ -281,11 +283,16 @@ def _computing_ns(op: OpWork, ceilings: Ceilings, products: Products) -> float:
 
 
 def _product_ns(op: OpWork, shape: tuple[int, int, int, int], way: str, ceilings: Ceilings) -> float:
-    """Of a precision that was not measured: fp8 as a share of bf16, others as fp32."""
-    limits = ceilings.matmul.get(way) or ceilings.matmul.get(op.dtype)
-    if limits is None and op.dtype == "fp8" and "bf16" in ceilings.matmul:
-        return matmul_ns(*shape, ceilings.matmul["bf16"], ceilings.processors) / fitted.FP8_OVER_BF16
-    return matmul_ns(*shape, limits or ceilings.matmul["fp32"], ceilings.processors)
+    return matmul_ns(*shape, ceilings.matmul.get(way) or matmul_limits(op.dtype, ceilings), ceilings.processors)
+
+
+def matmul_limits(dtype: str, ceilings: Ceilings) -> Matmul:
+    """How fast products of a dtype go; where that was not measured, fp8 as a multiple of bf16, others as fp32."""
+    found, half, times = ceilings.matmul.get(dtype), ceilings.matmul.get("bf16"), fitted.FP8_OVER_BF16
+    if found is not None or dtype != "fp8" or half is None:
+        return found or ceilings.matmul["fp32"]
+    faster = (replace(one, start_ns=one.start_ns / times, flops_per_s=one.flops_per_s * times) for one in half.tiles)
+    return replace(half, peak_flops=half.peak_flops * times, tiles=tuple(faster), join_ns=half.join_ns / times)
 
 
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:

@@ -147,8 +147,8 @@ def predict_each(
     share = rank_share(workload)
     if optimizer_bits != 32:
         known_model(workload, "8-bit optimizer states")
+    _check_fp8(workload, machines)
     if workload.own_model is not None:
-        _check_fp8(workload, machines)
         if not all(machine.is_cpu for machine in machines):
             check_attention(share)
         steps = {kind: of_one_rank(account_step(share, gpu, optimizer_bits), workload) for kind, gpu in gpus.items()}
@@ -186,10 +186,11 @@ def _predict_user_step(
     ]
 
 
-def record_step(worker: Worker, workload: Workload, gpu: Gpu | None) -> RecordedStep | None:
+def record_step(worker: Worker, workload: Workload, gpu: Gpu | None, allow: Sequence[str] = ()) -> RecordedStep | None:
     """A user's step on fake tensors, as written and cast otherwise, in one process of the worker; None where it cannot be."""
     try:
-        return recorded_step(workload, worker.dry_runs(to_record(workload), architecture_of(gpu)))
+        asked = to_record(workload, allow)
+        return recorded_step(asked, worker.dry_runs(asked, architecture_of(gpu)))
     except FlopwiseError:
         return None
 

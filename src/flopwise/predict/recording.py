@@ -1,6 +1,7 @@
 """A user's step recorded beside other work: its dry runs take seconds, and a process of their own."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 
@@ -18,8 +19,8 @@ _LONGEST_S = 60  # that anyone waits for it
 class StepRecording:
     """Begins at once; `result()` is asked for when it is needed. `close()` ends it, done or not."""
 
-    def __init__(self, workload: Workload, gpu: Gpu | None) -> None:
-        self.workload, self.gpu = workload, gpu
+    def __init__(self, workload: Workload, gpu: Gpu | None, allow: Sequence[str] = ()) -> None:
+        self.workload, self.gpu, self.allow = workload, gpu, allow
         self._worker: Worker | None = None
         self._found: RecordedStep | None = None
         self._closed = False
@@ -40,7 +41,7 @@ class StepRecording:
         with suppress(FlopwiseError, OSError, ValueError):  # closed meanwhile
             self._worker = Worker(wait=False)
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._worker.process.pid, _NICE)
+                os.setpriority(os.PRIO_PGRP, self._worker.process.pid, _NICE)
             if not self._closed:
-                self._found = record_step(self._worker, self.workload, self.gpu)
+                self._found = record_step(self._worker, self.workload, self.gpu, self.allow)
             self._worker.close()

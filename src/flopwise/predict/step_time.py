@@ -10,13 +10,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from flopwise.predict.constants import GPU_BUSY_SHARE, LEAST_CALL_NS, OVERLAP_SHARE
+from flopwise.predict.constants import FP8_HOST, GPU_BUSY_SHARE, LEAST_CALL_NS, OVERLAP_SHARE
 from flopwise.predict.fusion import Graph, block_of
 from flopwise.predict.op_time import COMPUTE, LAUNCH, OpTime, is_cast, op_times
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.records.ceilings import Ceilings, HostCost, HostCounts
 from flopwise.spec.gpu import Gpu
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import REPLAYED, Recipe
 from flopwise.work.op_rules import causal_share
 from flopwise.work.operation import ATTENTION, OPTIMIZER, PART, OpWork
 
@@ -61,7 +61,8 @@ def step_time(recipe: Recipe, ops: Sequence[OpWork], ceilings: Ceilings, blocks:
         return time_of(ops, ceilings, calls=_block_calls(ops, ceilings, blocks), overlap=overlap)
     if recipe.compile in ("off", "blocks"):
         return time_of(ops, ceilings, graph=graph, overlap=overlap)
-    return time_of(ops, ceilings, graph=graph, compiled=() if graph else ("forward", "loss", "backward"))
+    compiled, replays = () if graph else ("forward", "loss", "backward"), recipe.compile == REPLAYED
+    return time_of(ops, ceilings, graph=graph, compiled=compiled, replayed=compiled if replays else ())
 
 
 def time_of(
@@ -70,21 +71,26 @@ def time_of(
     *,
     graph: bool = False,
     compiled: Container[str] = (),
+    replayed: Container[str] = (),
     calls: Mapping[int, float] | None = None,
     overlap: bool = False,
 ) -> StepTime:
     """The step that consists of `ops`, in their order.
 
     `graph`: it is replayed as one CUDA graph, so that the CPU has no part in it. `compiled`: the phases that are one
-    call of a compiled graph each, which costs the CPU something before the first kernel. `calls`: nanoseconds that the CPU
-    spends before some operations, by their place. `overlap`: weights are updated during the backward pass.
+    call of a compiled graph each, which costs the CPU something before the first kernel. `replayed`: those whose kernels then
+    come from a CUDA graph, at no cost of the CPU's. `calls`: nanoseconds that the CPU spends before some operations, by their
+    place. `overlap`: weights are updated during the backward pass.
     """
     times, host = op_times(ops, ceilings, graph=graph), _Host(ops, ceilings, compiled)
+    if replayed:
+        in_graphs = op_times(ops, ceilings, graph=True)
+        times = [in_graphs[n] if op.phase in replayed else times[n] for n, op in enumerate(ops)]
     times = _overlapped(ops, times) if overlap else times
-    launches = [host_ns(op, host.costs[op.phase]) for op in ops]
+    launches = [0.0 if op.phase in replayed else host_ns(op, host.costs[op.phase]) for op in ops]
     for place, call_ns in (calls or {}).items():
         launches[place] += call_ns
-    rows, launched_ns, done_ns = _queues(ops, times, launches, host, graph)
+    rows, launched_ns, done_ns = _queues(ops, times, launches, host, graph, replayed)
     gpu_ns, wall_ns = math.fsum(time.ns for time in times), max(launched_ns, done_ns)
     by_bound = _sums((time.bound, time.ns) for time in times)
     waits = gpu_ns < min(GPU_BUSY_SHARE * wall_ns, launched_ns)
@@ -104,7 +110,12 @@ def time_of(
 
 
 def _queues(
-    ops: Sequence[OpWork], times: Sequence[OpTime], launches: Sequence[float], host: "_Host", graph: bool
+    ops: Sequence[OpWork],
+    times: Sequence[OpTime],
+    launches: Sequence[float],
+    host: "_Host",
+    graph: bool,
+    replayed: Container[str],
 ) -> tuple[dict[str, list[float]], float, float]:
     """By phase by how much it moves the step's end, its GPU and host time and kernels; and when both queues are empty."""
     launched_ns = done_ns = 0.0
@@ -121,7 +132,7 @@ def _queues(
             launched_ns += launch_ns
             row[2] += start_ns + launch_ns
             if op.kernels:
-                queued_ns = done_ns + op.kernels * host.ceilings.pause_ns
+                queued_ns = done_ns + (0.0 if phase in replayed else op.kernels * host.ceilings.pause_ns)
                 done_ns = max(queued_ns, launched_ns + host.ceilings.latency_ns) + time.ns
         row[0] += max(launched_ns, done_ns) - before
         row[1] += time.ns
@@ -171,6 +182,9 @@ def _block_calls(ops: Sequence[OpWork], ceilings: Ceilings, blocks: Graph) -> di
     return found
 
 
+FP8_OPS = ("_scaled_mm", "flopwise::fp8_")
+
+
 def host_ns(op: OpWork, cost: HostCost) -> float:
     """What the CPU spends on an operation.
 
@@ -185,6 +199,8 @@ def host_ns(op: OpWork, cost: HostCost) -> float:
         return op.kernels * cost.kernel_ns
     listed = len(op.reads) if op.kind == OPTIMIZER else 0
     first_ns = cost.op_ns if cost.cast_ns is None or not is_cast(op) else cost.cast_ns
+    if op.op.startswith(FP8_OPS):
+        first_ns = FP8_HOST * cost.op_ns
     return first_ns + (op.kernels - 1) * cost.kernel_ns + listed * cost.listed_ns
 
 

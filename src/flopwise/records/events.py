@@ -44,6 +44,7 @@ class StepBuilt(_Event, frozen=True, kw_only=True):
 
 class WarmedUp(_Event, frozen=True, kw_only=True):
     rule: str
+    clock_ns: int = 0  # that a step which does nothing takes; 0: not known
     cores: float = 0.0  # the host's processor time for a second of it, beyond the first step; 0: not known
 
 
@@ -198,7 +199,8 @@ class NsysJob(msgspec.Struct, frozen=True, kw_only=True):
 
     trial: Trial
     trace: TraceRequest
-    events: str  # the file for its events, one JSON line each
+    events: str  # the file for its events, one line each
+    key: str  # of their digests
     timeout_s: float
 
 
@@ -222,6 +224,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: bool = False  # measure the device's limits
     device: str = "auto"
     log: str = ""
+    key: str = ""  # of the digests of the events that answer it
     trace: TraceRequest | None = None
     memory: MemoryRequest | None = None
     agree: AgreementRequest | None = None  # instead of timing the trial

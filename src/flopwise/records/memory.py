@@ -14,7 +14,7 @@ BEFORE = -1  # the event of what was there before the first one that was recorde
 OP = "flopwise.op:"  # user metadata of an allocation: the number of the op that made it
 PHASE = "flopwise."  # of what no op did: the phase it happened in
 STACKS = ("python", "all", "off")
-MOST_BYTES = 2**30
+MOST_BYTES = 40 * 2**20  # 800,000 allocations, as many as a snapshot may have, are about this much
 _OLD_SOURCES = {"closed form": SHAPES}  # as runs of November 2026 have it
 _HINT = "the file is damaged, or flopwise did not write it; record it again"
 
@@ -104,8 +104,7 @@ def read_knowledge(snapshot: Path) -> Knowledge | None:
     path = knowledge_path(snapshot)
     if not path.is_file():
         return None
-    if path.stat().st_size > MOST_BYTES:
-        raise FlopwiseError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB", _HINT)
+    _refuse_larger(path)
     with _damage_refused(path):
         found = msgspec.msgpack.decode(path.read_bytes(), type=Knowledge)
     if found.schema > SCHEMA:
@@ -118,10 +117,16 @@ def read_predictions(snapshot: Path) -> StoredPredictions:
     path = predictions_path(snapshot)
     if not path.is_file():
         return StoredPredictions()
+    _refuse_larger(path)
     with _damage_refused(path):
         found = msgspec.json.decode(path.read_bytes(), type=StoredPredictions)
     known = [msgspec.structs.replace(one, source=_OLD_SOURCES.get(one.source, one.source)) for one in found.predictions]
     return msgspec.structs.replace(found, predictions=tuple(known))
+
+
+def _refuse_larger(path: Path) -> None:
+    if path.stat().st_size > MOST_BYTES:
+        raise FlopwiseError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB", _HINT)
 
 
 @contextmanager

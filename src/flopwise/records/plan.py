@@ -9,6 +9,7 @@ import msgspec
 from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.records.planned import EXCHANGED, Planned, PlannedStep
+from flopwise.records.possible import impossible, too_large
 from flopwise.records.printed import Printed
 from flopwise.spec import fields
 from flopwise.spec.planned_model import PlannedModel
@@ -95,6 +96,8 @@ def _checked(found: dict[str, Any], path: str | Path) -> Plan:
         plan = msgspec.convert(found, Plan)
     except FlopwiseError as error:  # of its layout
         raise FlopwiseError(f"{path}: {error.message}", error.hint) from None
+    if (odd := impossible(plan)) or too_large(found):
+        raise FlopwiseError(f"{path}: {odd or 'a number that is too large'} is impossible", "plan again")
     for one in (plan.best, *plan.others):
         if why := _wrong(one.step):
             raise FlopwiseError(f"{path}: {why}", "plan again")

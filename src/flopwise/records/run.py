@@ -106,6 +106,7 @@ class Ran(_Record, frozen=True, kw_only=True):
     optimizer: str = ""
     backend: str = ""  # of a collective: 'nccl' or 'gloo'
     kernels: str = ""  # of ours, where they did not run: 'triton: written out, no GPU'
+    linear: str = ""  # of a user's own model: how many linear layers are in fp8, and which are not
     checkpointed: int = 0  # blocks of a user's own model that are computed again for the backward pass
     loss: float | None = None  # of the last step
     bad_loss: str = ""  # 'nan', 'inf' or '-inf', where it is no number that JSON can hold
@@ -252,6 +253,7 @@ class Point(PointHead[Trial], frozen=True, kw_only=True):
     levers: tuple[str, ...] = ()  # that are to blame, where it is known
     phases: tuple[PhaseTimes, ...] = ()  # the first is the whole step
     warmup_ns: tuple[int, ...] = ()  # wall time of every warm-up step
+    clock_ns: int = 0  # that a step which does nothing takes by the same clock, on the CPU; 0: not known
     warmup_rule: str = ""  # 'steady', 'forced', or 'budget': warm-up ended before it was steady
     setup_ns: int = 0  # building the model; with a CUDA graph, its warm-up and capture too
     captured_first_ns: int = 0  # a graph's first warm-up step beyond a later one: compilation, if asked for

@@ -19,7 +19,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is trained. Every field is stored, so that a run can go on."""
 
     steps: int
-    data: str  # the folder of the corpus
+    data: str  # the folder of the corpus, from the home folder on; '': in the run
     rate: float  # the learning rate at its peak
     floor: float = 0.1  # of the peak, at the end
     warmup_steps: int = 100
@@ -100,6 +100,12 @@ class Training(Printed, msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Steps, ...]
     status: str
     reason: str = ""
+    warnings: tuple[str, ...] = ()  # what was left out, as the run is damaged
+    before: tuple[Begun, ...] = ()  # how it began, and was resumed, before `begun`
+
+    def begun_at(self, step: int) -> Begun:
+        """How the part that took a step was begun."""
+        return next((one for one in (self.begun, *reversed(self.before)) if one.step < step), self.begun)
 
     @property
     def last_step(self) -> int:

@@ -66,6 +66,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="a
     decision: Decision | None = None  # None: a run of an earlier version
     rules: tuple[str, ...] = ()  # the findings that ask for it
     also: dict[str, str] = {}  # levers that were changed with it
+    worth_ns: dict[
+        str, float
+    ] = {}  # of each of several that are kept: by how much longer the step is predicted to be without it
 
     def __post_init__(self) -> None:
         """A file from outside may name anything."""
@@ -128,6 +131,7 @@ class Tuning(Printed, msgspec.Struct, frozen=True, kw_only=True):
     begun: Begun
     attempts: tuple[Attempt, ...]
     ended: Ended | None
+    warnings: tuple[str, ...] = ()  # what was left out, as the run is damaged
 
     def headline(self) -> str:
         return (

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from flopwise.records.limit import StepLimit
 from flopwise.records.untraced import UntracedStep
 
 # Names of the parts, as stored runs and JSON have them.
@@ -13,6 +14,7 @@ MATMUL_OTHER = "matmul: other"
 ATTENTION_PART = "attention"
 MEMORY_BOUND = "memory-bound work at full bandwidth"
 BELOW_BANDWIDTH = "memory-bound work below bandwidth"
+FP8_CASTS = "fp8 casts and scales"
 RECOMPUTATION = "recomputation"
 OPTIMIZER_PART = "optimizer"
 EXPOSED_COMMUNICATION = "exposed communication"
@@ -33,6 +35,7 @@ KEYS = {  # in the order of a waterfall
     ATTENTION_PART: "attention",
     MEMORY_BOUND: "memory_bound",
     BELOW_BANDWIDTH: "below_bandwidth",
+    FP8_CASTS: "fp8_casts",
     RECOMPUTATION: "recomputation",
     OPTIMIZER_PART: "optimizer",
     EXPOSED_COMMUNICATION: "exposed_communication",
@@ -83,6 +86,9 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     )
     convention: str = ""  # how FLOPs are counted: attention causal or whole
     notes: tuple[str, ...] = ()
+    limit: StepLimit | None = (
+        None  # None: the step's FLOPs or the GPU's peaks are not known, or an earlier version's run
+    )
 
     def ns(self, name: str) -> float:
         """A part's time; 0 where the step has none of it."""

@@ -1,8 +1,11 @@
 """What differs between the points of a sweep, and what each is called by it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from flopwise.records.run import Point
 from flopwise.render.visible import visible
@@ -38,7 +41,7 @@ def axes_of(points: Sequence[Point]) -> Axes:
 
 def _default_levers(points: Sequence[Point]) -> set[str]:
     """Levers that not all points change."""
-    changed = [point.trial.workload.recipe.changed() for point in points]
+    changed = [recipe.changed() for recipe in {point.trial.workload.recipe for point in points}]
     return {lever for lever in LEVERS if not all(lever in one for one in changed)}
 
 
@@ -49,12 +52,11 @@ def _settings(point: Point) -> dict[str, Any]:
         own = {"impl": w.subject.impl} | w.subject.dims
         own |= {"causal": "on" if w.subject.causal else "off"} if w.subject.name == "attention" else {}
     sizes = {name: getattr(w, name) for name in takes(w.subject)}
-    levers = {lever: getattr(w.recipe, lever) for lever in LEVERS}
     return (
         {"workload": w.target}
         | own
         | sizes
-        | levers
+        | msgspec.structs.asdict(w.recipe)
         | {
             "implementation": w.implementation,
             "warmup": "steady" if sampling.warmup is None else sampling.warmup,
@@ -64,17 +66,19 @@ def _settings(point: Point) -> dict[str, Any]:
     )
 
 
-def labels_of(points: Sequence[Point]) -> list[str]:
+def labels_of(points: Sequence[Point], axes: Axes | None = None) -> list[str]:
     """A name for each point by what differs; no two are the same, or a chart would draw them as one."""
-    varying = axes_of(points).varying
+    varying = (axes or axes_of(points)).varying
     whole = [settings_text(v) or point.trial.workload.label() for point, v in zip(points, varying, strict=True)]
     if len(points) <= _MOST_RELATIVE and any(len(label) > LONGEST_NAME for label in whole):
         return [visible(label, LONGEST_NAME) for label in _relative(whole, varying)]
     labels: list[str] = []
+    taken: Counter[str] = Counter()  # a label, and each beginning of one that a number follows
     for one in whole:
         label = visible(one, LONGEST_TOOLTIP)
-        same = sum(other == label or other.startswith(f"{label} #") for other in labels)
-        labels.append(f"{label} #{same + 1}" if same else label)
+        labels.append(f"{label} #{taken[label] + 1}" if taken[label] else label)
+        words = labels[-1].split(" #")
+        taken.update(" #".join(words[:n]) for n in range(1, len(words) + 1))
     return labels
 
 

@@ -6,19 +6,21 @@ A chart is an Altair object, typed as Any: the package is there only where chart
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flopwise.errors import FlopwiseError
 from flopwise.render.chart_style import COLOURS as COLOURS
+from flopwise.render.drawing import MOST_BYTES, Drawing
 from flopwise.render.vega import HINT, vega_javascript
 
 SUFFIXES = (".svg", ".png", ".html")
 NOT_DRAWN = "This chart could not be drawn; its numbers are in the tables."
-_PNG_SCALE = 2.0
 # A viewer's font may be a fifth wider than the one that widths are computed with: room for the legend to grow into.
 _PADDING = {"left": 24, "top": 5, "bottom": 5, "right": 45}
+_ROWS = "rows"
 _FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
 
 
@@ -27,18 +29,11 @@ def save(chart: Any, path: str | Path) -> None:
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise FlopwiseError(f"the suffix '{target.suffix}' of {target} names no picture", f"use {', '.join(SUFFIXES)}")
-    try:
-        import vl_convert
-    except ImportError:
-        raise FlopwiseError("charts need the packages altair and vl-convert-python", HINT) from None
-    spec = roomy(chart.to_dict(format="vega-lite"))
-    match target.suffix:
-        case ".svg":
-            content = vl_convert.vegalite_to_svg(spec).encode()
-        case ".png":
-            content = vl_convert.vegalite_to_png(spec, scale=_PNG_SCALE)
-        case _:
-            content = _page(spec, vega_javascript()).encode()
+    if target.suffix == ".html":
+        content = _page(roomy(chart.to_dict(format="vega-lite")), vega_javascript()).encode()
+    else:
+        with Drawing() as drawing:
+            content = drawing.picture(roomy(chart.to_dict(format="vega-lite")), target.suffix)
     try:
         target.write_bytes(content)
     except OSError as error:
@@ -49,12 +44,28 @@ def readable(draw: Callable[[], Any]) -> dict[str, Any] | None:
     """The chart's definition; None where its rows, which come from files, are such that it cannot be drawn."""
     try:
         spec: dict[str, Any] = roomy(draw().to_dict(format="vega-lite"))
-        json.dumps(spec, allow_nan=False)
+        too_large = len(json.dumps(spec, allow_nan=False)) > MOST_BYTES
     except FlopwiseError:  # the package is missing
         raise
     except Exception:  # noqa: BLE001  one chart must not take the page down
         return None
-    return spec
+    return None if too_large else spec
+
+
+@dataclass(frozen=True)
+class ManyRows:
+    """A chart over `named_rows`. They are put into its definition as they are: Altair would check each value on its own."""
+
+    chart: Any
+    rows: Sequence[Mapping[str, Any]]
+
+    def to_dict(self, **options: Any) -> dict[str, Any]:
+        return {**self.chart.to_dict(**options), "datasets": {_ROWS: list(self.rows)}}
+
+
+def named_rows() -> Any:
+    """The data of a chart that is given its rows by `ManyRows`."""
+    return altair().NamedData(_ROWS)
 
 
 def roomy(spec: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from flopwise import units
-from flopwise.analysis.hosts import different_hosts, several_hosts
+from flopwise.analysis.hosts import different_hosts, several_environments, several_hosts
 from flopwise.analysis.loop_notes import while_busy
 from flopwise.analysis.matching import Compared, what_changed
 from flopwise.records.comparison import INCONCLUSIVE, NO_DIFFERENCE, SLOWER, Comparison
 from flopwise.records.run import Point
 from flopwise.records.table import Column, Table
 from flopwise.render.json import document, picked
-from flopwise.render.table import View, columns
+from flopwise.render.table import View, columns, saying
 from flopwise.render.visible import LONGEST_LINE, visible
 from flopwise.statistics import level
 
@@ -25,23 +25,28 @@ def comparison_view(compared: Compared) -> View:
     asked = [(clock, pair) for pair in pairs]
     every = [(name, (a, b, found)) for a, b, _ in pairs[:1] for name, found in clocks.items()]
     by_clock = len(pairs) == 1 and len(clocks) > 1
-    rows = tuple(_row(pair, phase, name) for name, pair in (every if by_clock else asked))
+    told = {key: [_row(pair, phase, of) for of, pair in some] for key, some in (("pairs", asked), ("clocks", every))}
+    rows = tuple(told["clocks" if by_clock else "pairs"])
     paired = _paired(pairs)
     alone = {"only_a": list(map(_label, compared.only_a)), "only_b": list(map(_label, compared.only_b))}
     what = phase if by_clock else f"{phase}, {clock} clock"
-    title = f"B compared with A: {what}, with 95 % intervals, {_how(pairs, paired)}"
+    across = compared.across
+    title = f"B compared with A{' across environments' if across else ''}: {what}, with 95 % intervals, {_how(pairs, paired)}"
     missing = [f"only in {key[-1].upper()}: {label}" for key in alone for label in alone[key]]
-    notes = (*compared.damage, *_hosts(pairs), *_busy(pairs), *missing, *_notes(pairs, clocks, paired))
+    where = (*([across] if across else []), *_hosts(pairs), *_busy(pairs))
+    notes = (*compared.damage, *where, *missing, *_notes(pairs, clocks, paired))
     table = Table("comparison", title, _columns(rows, by_clock, paired), rows, notes)
-    told = {name: [_row(pair, phase, of) for of, pair in some] for name, some in (("pairs", asked), ("clocks", every))}
-    return View([table], document("compare", what=what, **told, **alone, damage=compared.damage, notes=notes))
+    content = document("compare", what=what, **told, **alone, damage=compared.damage, across=across, notes=notes)
+    return saying(View([table], content), compared.damage)
 
 
 def _hosts(pairs: Pairs) -> list[str]:
     """Whether A and B, or the points of one of them, were measured on different machines of a cluster."""
     sides = {"A": [a for a, _, _ in pairs], "B": [b for _, b, _ in pairs]}
-    within = [f"{side}: {said}" for side, points in sides.items() if (said := several_hosts(points))]
-    return [said for said in (different_hosts([(a, b) for a, b, _ in pairs]), *within) if said]
+    both = [(a, b) for a, b, _ in pairs]
+    kinds = (several_hosts, several_environments)
+    within = [f"{side}: {said}" for side, points in sides.items() for kind in kinds if (said := kind(points))]
+    return [said for said in (different_hosts(both), *within) if said]
 
 
 def _busy(pairs: Pairs) -> list[str]:
@@ -109,8 +114,10 @@ def _median_ns(point: Point, phase: str, clock: str) -> float | None:
 
 def annotations(compared: Compared, fail_above: float | None) -> str:
     """`::error` where the gate fails, `::warning` where nothing can be said or B is slower, `::notice` for the rest."""
-    lines = [_annotation(_level(c, fail_above), _message(b, c, fail_above)) for _, b, c in compared.pairs]
-    lost = "warning" if fail_above is None else "error"
+    lost, refused = "warning" if fail_above is None else "error", compared.refused(fail_above)
+    gate = None if refused else fail_above
+    lines = [_annotation("error" if refused else "warning", line) for line in (refused or compared.across,) if line]
+    lines += [_annotation(_level(c, gate), _message(b, c, gate)) for _, b, c in compared.pairs]
     lines += [_annotation(lost, f"{_label(p)}: only in A, not compared") for p in compared.only_a]
     lines += [_annotation("notice", f"{_label(p)}: only in B, not compared") for p in compared.only_b]
     lines += [_annotation(lost, line) for line in compared.damage]

@@ -38,6 +38,7 @@ _LEGEND = {
     parts_of.ATTENTION_PART: ("attention", OTHER),
     parts_of.MEMORY_BOUND: ("memory-bound ops", OTHER),
     parts_of.BELOW_BANDWIDTH: ("memory-bound ops", OTHER),
+    parts_of.FP8_CASTS: ("fp8 casts and scales", OTHER),
     parts_of.RECOMPUTATION: ("recomputation", OTHER),
     parts_of.OPTIMIZER_PART: ("optimizer", OTHER),
     parts_of.EXPOSED_COMMUNICATION: ("communication", OTHER),

@@ -14,6 +14,7 @@ from flopwise.records.run import STEP
 from flopwise.records.table import Column, Table
 from flopwise.render.findings_view import findings_view
 from flopwise.render.json import document, picked
+from flopwise.render.limit_view import LIMIT, limit_table
 from flopwise.render.names import short_paths, unique_names
 from flopwise.render.screen import in_a_line
 from flopwise.render.steps_view import (
@@ -35,7 +36,7 @@ SUMMARY, PHASE_TABLE, MODULES, KERNELS, OPERATORS = "summary", "phases", "module
 IDLE = "idle"
 _GROUPS = {
     "What to change": "findings finding-*",
-    "Where the time goes": f"devices waterfall {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {ITERATIONS} "
+    "Where the time goes": f"devices waterfall {LIMIT} {PHASE_TABLE} {MODULES} {KERNELS} {OPERATORS} {IDLE} {ITERATIONS} "
     f"{BLAME} {TRANSFERS} {STEPS}",
 }
 _CLOCKS = (
@@ -64,6 +65,7 @@ def explanation_view(e: Explanation) -> View:
         tables.append(_overview(e.devices, device_names(e.devices), "device"))
     if e.waterfall is not None:
         tables.append(waterfall_table(e.waterfall))
+        tables += [limit_table(e.waterfall.limit)] if e.waterfall.limit is not None else []
     tables += [_phases(e), _modules(e), kernels_table(e, TOP), _operators(e), _idle(e)]
     tables += [made for made in (iterations_table(e), blame_table(e), transfers_table(e), steps_table(e)) if made.rows]
     return View(grouped([*tables, *details], _GROUPS), content)

@@ -1,6 +1,5 @@
 """JSON for programs: a `schema` field, units in the names; documented in docs/reference/json.md."""
 
-import math
 from typing import Any
 
 import msgspec
@@ -28,15 +27,16 @@ def picked(record: object, names: str) -> dict[str, Any]:
 
 def json_text(content: dict[str, Any]) -> str:
     """Indented JSON; a number that is not finite becomes null, which JSON can hold, and so does what is no text."""
-    encoded = msgspec.json.encode(_writable(msgspec.to_builtins(content)))
+    try:
+        encoded = msgspec.json.encode(content)  # which writes null for a number that is not finite
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_writable(msgspec.to_builtins(content)))
     return visible_json(msgspec.json.format(encoded, indent=2).decode()) + "\n"
 
 
 def _writable(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _writable(inner) for key, inner in value.items()}
+        return {_writable(key): _writable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_writable(inner) for inner in value]
     if isinstance(value, str) and not value.isascii():

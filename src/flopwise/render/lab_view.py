@@ -69,8 +69,6 @@ def _notes(found: LabRun, answers: Sequence[Answer]) -> Iterator[str]:
     done = {result.experiment for result in found.results}
     if left := [name for name in found.planned.experiments if name not in done]:
         yield f"not run: {', '.join(left)}"
-    if found.unread:
-        yield found.unread
     yield from (f"{r.experiment}: {r.hint}" for r in found.results if r.status != OK and r.hint)
     yield from _busy(found)
     yield from (f"{one.result.experiment}: {line}" for one in answers for line in one.problems)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from flopwise.render.screen import LINES, WIDTH, cut, title_line, wrapped
+from flopwise.render.screen import LINES, WIDTH, cut, damage_lines, title_line, wrapped
 from flopwise.render.visible import visible
 
 _INDENT, _GAP, _NAME = 2, 2, 34  # columns; of a name before a number is left out for it
@@ -31,13 +31,15 @@ class Listing:
     rows: tuple[tuple[str, ...], ...]
     where: str = ""
     verdict: str = ""
+    damage: tuple[str, ...] = ()  # of the run: said before all else
     notes: tuple[str, ...] = ()
     more: str = "All tables: --full"
 
 
 def listing_lines(shown: Listing) -> list[Text]:
     """All rows, however many; notes while they fit on the screen."""
-    lines = [title_line(shown.title, shown.where), *wrapped(shown.verdict, WIDTH, _VERDICT_LINES), Text("")]
+    lines = [title_line(shown.title, shown.where), *damage_lines(shown.damage)]
+    lines += [*wrapped(shown.verdict, WIDTH, _VERDICT_LINES), Text("")]
     lines += [*_table(shown), Text("")]
     for note in shown.notes:
         some = wrapped(note, WIDTH, _NOTE_LINES, "dim")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flopwise import units
-from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, point_mfu, summarise, tokens_per_second
+from flopwise.analysis.clocks import GPU, HOST_SYNC, LAUNCH, MIXED, gpu_name, point_mfu, step_level, tokens_per_second
 from flopwise.analysis.explanation import Explanation, changes
 from flopwise.analysis.host_explanation import HostExplanation
-from flopwise.analysis.hosts import several_hosts
-from flopwise.analysis.loop_notes import not_finite
+from flopwise.analysis.hosts import several_environments, several_hosts
+from flopwise.analysis.loop_notes import doubt
 from flopwise.analysis.reach import Reach
 from flopwise.analysis.together import together
 from flopwise.analysis.verdict import in_two_words
@@ -95,7 +95,7 @@ def points_listing(run: StoredRun) -> Listing:
     numbers = (Heading("step"), Heading(one, worth=3), Heading(other, worth=2), Heading("peak", worth=1))
     names, told = _names(run.points, axes)
     rows = tuple((*name, *_measured(point)) for name, point in zip(told, run.points, strict=True))
-    timed = [summarise(point)[0].wall.median for point in run.points if point.phases]
+    timed = [step.wall_ns for point in run.points if (step := step_level(point)) is not None]
     failed = sum(point.status != OK for point in run.points)
     span = f": {units.duration(min(timed))} to {units.duration(max(timed))} a step" if timed else ""
     gpus = {gpu_name(point) for point in run.points}
@@ -107,10 +107,11 @@ def points_listing(run: StoredRun) -> Listing:
         headings=(*(Heading(name, right=False) for name in names), *numbers, Heading("bound by", right=False, worth=4)),
         rows=rows,
         notes=(
-            *run.damage(),
-            *_not_finite(run.points),
+            *(() if run.left_out else run.damage()),
+            *_doubts(run.points),
             f"All of them: {fixed}" if fixed else "",
             several_hosts(run.points),
+            several_environments(run.points),
             *describe_fits(run.points),
             stored_in(run.path),
         ),
@@ -118,8 +119,8 @@ def points_listing(run: StoredRun) -> Listing:
     )
 
 
-def _not_finite(points: Sequence[Point]) -> list[str]:
-    said = Counter(filter(None, map(not_finite, points)))
+def _doubts(points: Sequence[Point]) -> list[str]:
+    said = Counter(filter(None, map(doubt, points)))
     return [f"{line} ({n} of {len(points)} points)" for line, n in said.items()]
 
 
@@ -144,18 +145,18 @@ def _value(axis: str, value: object) -> str:
 
 def _measured(point: Point) -> tuple[str, ...]:
     """Of a point that failed, why."""
-    if not (summaries := summarise(point)):
+    if (step := step_level(point)) is None:
         return (point.status, "", "", "", "")
     share, rate, bandwidths = point_mfu(point), tokens_per_second(point), rates(point)
     peak = max((one.peak_bytes for one in point.memory), default=0)
     return (
-        units.duration(summaries[0].wall.median),
+        units.duration(step.wall_ns),
         *(
             [units.rate(one, "B/s") for one in bandwidths.values()]
             or ["" if share is None else units.percent(share), "" if rate is None else units.count(rate)]
         ),
         units.size(peak) if peak else "",
-        _BOUND.get(summaries[0].bound or "", ""),
+        _BOUND.get(step.bound, ""),
     )
 
 
@@ -171,7 +172,7 @@ def runs_listing(summaries: Sequence[RunSummary], root: Path) -> Listing:
             Heading("size", worth=1),
         ),
         rows=rows,
-        notes=tuple(f"{one.id}: {warning}" for one in summaries for warning in one.warnings),
+        damage=tuple(f"{one.id}: {warning}" for one in summaries for warning in one.warnings),
         more="One of them: flopwise runs show RUN (last, an id or its start, a tag). Every column: --format csv",
     )
 

@@ -2,24 +2,27 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from flopwise import units
-from flopwise.analysis.clocks import point_mfu, summarise, tokens_per_second
+from flopwise.analysis.clocks import point_mfu, step_walls, tokens_per_second
 from flopwise.analysis.exchanges import exchange
 from flopwise.records.run import Point
 from flopwise.render import chart_style as style
 from flopwise.render.axes import LONGEST_NAME, LONGEST_TOOLTIP, MESSAGE, Axes, axes_of, labels_of, settings_text
 from flopwise.render.chart_style import HEIGHT, INTERVAL, MEASURED, NEUTRAL, PREDICTED, SERIES, WIDTH, milliseconds
-from flopwise.render.charts import altair
+from flopwise.render.charts import ManyRows, altair, named_rows
 from flopwise.render.visible import visible
 from flopwise.statistics import Estimate, estimate
 
 Rows = Sequence[Mapping[str, Any]]
+_Item = TypeVar("_Item")
 
 _MOST_SAMPLES = 400  # dots of one row: more would hide each other
+_MOST_DRAWN = 1000  # points of a chart of lines; of more, whole lines are left out
+_MOST_POINT_BARS = 200
 _MOST_BARS = 12  # steps that have bars, predicted and measured; more are dots
 _LOG_RANGE, _LOG_RANGE_UP = 8.0, 20.0  # a range of so many times is shown on a logarithmic axis: across, upwards
 _SQUARE, _LABEL_GAP, _LETTER, _LINE = 420, 8, 5.9, 13  # pixels: a side; a dot to its name; a letter, a line of names
@@ -40,8 +43,9 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
     axis = _axis(axes)
     shade = _shade(axis, axes)
     rows = []
-    for point, varying, label in zip(points, axes.varying, labels_of(points), strict=True):
-        if not (summaries := summarise(point)):
+    columns = (points, axes.varying, labels_of(points, axes), step_walls(points))
+    for point, varying, label, wall in zip(*columns, strict=True):
+        if wall is None:
             continue
         series = settings_text({n: v for n, v in varying.items() if n != axis})
         series = visible(series, LONGEST_TOOLTIP) or "all"
@@ -55,11 +59,42 @@ def sweep_rows(points: Sequence[Point]) -> tuple[str, list[dict[str, Any]]]:
                 "tokens_per_s": tokens_per_second(point),
                 "mfu": point_mfu(point),
                 "bus_gb_s": (one := exchange(point)) and one.bus_bytes_per_s / 1e9,
-                **interval_ms(summaries[0].wall, "wall"),
+                **interval_ms(wall, "wall"),
                 **({"peak_gib": max(m.peak_bytes for m in point.memory) / 2**30} if point.memory else {}),
             }
         )
     return axis, rows
+
+
+def lines_drawn(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Of many rows whole lines, evenly chosen, as many as can be told apart; and a sentence on what is not drawn."""
+    if len(rows) <= _MOST_DRAWN:
+        return rows, ""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(row["series"], []).append(row)
+    chosen = _evenly(list(lines.values()), max(1, _MOST_DRAWN // max(map(len, lines.values()))))
+    drawn = [row for line in chosen for row in _evenly(line, _MOST_DRAWN)]
+    where = f"on {len(chosen)} of {len(lines)} lines" if len(lines) > 1 else "evenly chosen"
+    return drawn, f" Drawn are {len(drawn):,} of {len(rows):,} points, {where}: all are in the table."
+
+
+def points_drawn(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Of many rows as many as have a bar each, evenly chosen; and a sentence on the others."""
+    drawn = _evenly(rows, _MOST_POINT_BARS)
+    said = f" Drawn are {len(drawn)} of {len(rows):,} points: all are in the table." if len(drawn) < len(rows) else ""
+    return drawn, said
+
+
+def _evenly(items: list[_Item], most: int) -> list[_Item]:
+    """At most so many of them, in order, the first and the last included.
+
+    >>> _evenly([1, 2, 3, 4, 5, 6, 7], 3), _evenly([1, 2], 3), _evenly([1, 2], 1)
+    ([1, 4, 7], [1, 2], [1])
+    """
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / max(1, most - 1))] for i in range(most)]
 
 
 def interval_ms(e: Estimate, name: str) -> dict[str, float]:
@@ -86,7 +121,7 @@ def _axis(axes: Axes) -> str:
 def sweep_chart(axis: str, rows: Rows, measure: str) -> Any:
     """One measure over the size, a line per series; the band is the 95 % interval of the median."""
     alt = altair()
-    known = [row for row in rows if row.get(measure) is not None]
+    known = _with(measure, rows)
     sizes = sorted({row["x"] for row in known})
     numbers = ",d" if all(isinstance(x, int) for x in sizes) else "~g"
     x = alt.X("x:Q", title=axis).axis(values=sizes, format="~s" if axis == MESSAGE else numbers)
@@ -99,13 +134,20 @@ def sweep_chart(axis: str, rows: Rows, measure: str) -> Any:
     shades = list(dict.fromkeys(row["shade"] for row in known))
     colour = alt.Color("shade:N", title=None, sort=shades, scale=alt.Scale(domain=shades, range=SERIES))
     colour = colour.legend(None) if len(shades) == 1 else colour.legend(symbolOpacity=1)
-    base = alt.Chart(alt.Data(values=known)).encode(detail="series:N")
+    base = alt.Chart(named_rows()).encode(detail="series:N")
     tooltip = ["settings:N", alt.Tooltip(f"{measure}:Q", format=",.4~r")]
     layers = [base.mark_line(point=True).encode(x=x, y=y, color=colour, tooltip=tooltip)]
     if measure == "wall_ms":
         band = base.mark_area(opacity=0.2)
         layers.insert(0, band.encode(x=x, y=alt.Y("wall_low:Q"), y2="wall_high:Q", color=colour))
-    return alt.layer(*layers).properties(width=WIDTH - 220, height=HEIGHT - 60)
+    return ManyRows(alt.layer(*layers).properties(width=WIDTH - 220, height=HEIGHT - 60), known)
+
+
+def _with(measure: str, rows: Rows) -> list[dict[str, Any]]:
+    """The rows that have a measure, each with what its chart shows."""
+    ends = ("wall_low", "wall_high") if measure == "wall_ms" else ()
+    used = ("x", "series", "shade", "settings", measure, *ends)
+    return [{key: row[key] for key in used} for row in rows if row.get(measure) is not None]
 
 
 def points_chart(rows: Rows) -> Any:

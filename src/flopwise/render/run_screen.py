@@ -4,7 +4,7 @@ from flopwise import units
 from flopwise.advice.measured_levers import measured_reach
 from flopwise.analysis.clocks import GPU, LAUNCH, PhaseSummary, gpu_name, summarise, tokens_per_second
 from flopwise.analysis.exchanges import exchange
-from flopwise.analysis.loop_notes import loop_notes, not_finite
+from flopwise.analysis.loop_notes import doubt, loop_notes
 from flopwise.analysis.matching import compare_points
 from flopwise.analysis.reach import Reach, point_reach
 from flopwise.predict.op_bytes import op_bytes
@@ -29,6 +29,7 @@ from flopwise.render.screen import (
     Screen,
     changes_title,
     reach_figures,
+    sentence,
 )
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.recipe import levers_to_apply
@@ -42,13 +43,13 @@ def run_screen(run: StoredRun) -> Screen | None:
     """Of one point, or of a pair; None of a run of several, which is a table."""
     stored = stored_in(run.path)
     if len(run.points) == 1:
-        return point_screen(run.points[0], stored, run.warnings)
+        return point_screen(run.points[0], stored)
     if len(run.points) == 2 and run.points[1].paired_with == run.points[0].key and all(p.phases for p in run.points):
-        return _pair_screen(*run.points, stored, run.warnings)
+        return _pair_screen(*run.points, stored)
     return None
 
 
-def point_screen(point: Point, stored: str = "", warnings: tuple[str, ...] = ()) -> Screen:
+def point_screen(point: Point, stored: str = "") -> Screen:
     """The step by its clocks: what sets its time, by phase, and what plain PyTorch could still save."""
     label, where = (
         point.trial.workload.label(),
@@ -56,7 +57,7 @@ def point_screen(point: Point, stored: str = "", warnings: tuple[str, ...] = ())
     )
     summaries = summarise(point)
     if not summaries:
-        return Screen(title=label, where=where, verdict=f"{point.status}: {point.reason}", notes=(*warnings, stored))
+        return Screen(title=label, where=where, verdict=f"{point.status}: {point.reason}", notes=(stored,))
     step, (found, best) = summaries[0], measured_reach(point)
     return Screen(
         title=label,
@@ -69,12 +70,13 @@ def point_screen(point: Point, stored: str = "", warnings: tuple[str, ...] = ())
         changes=tuple(
             Change(action(c.lever, c.value), c.saving_ns, options({c.lever: c.value})) for c in best[:MOST_CHANGES]
         ),
-        notes=tuple(filter(None, (*warnings, *loop_notes(point), *_said(point, step), stored))),
+        notes=tuple(filter(None, (*loop_notes(point), *_said(point, step), stored))),
     )
 
 
 def _said(point: Point, step: PhaseSummary) -> tuple[str, ...]:
-    return disturbed(point, step), _rates(point), rounded(point), ranks_line(point), _why(point)
+    layers = sentence(point.ran.linear) if point.ran is not None else ""
+    return disturbed(point, step), _rates(point), layers, rounded(point), ranks_line(point), _why(point)
 
 
 def _now(step: PhaseSummary, found: Reach, name: str = NOW) -> Figure:
@@ -152,7 +154,7 @@ def _why(point: Point) -> str:
     return "Why: flopwise profile WORKLOAD, then flopwise explain last" if known else ""
 
 
-def _pair_screen(a: Point, b: Point, stored: str, warnings: tuple[str, ...]) -> Screen:
+def _pair_screen(a: Point, b: Point, stored: str) -> Screen:
     found = compare_points(a, b)
     first, second = summarise(a)[0], summarise(b)[0]
     most = point_reach(a)
@@ -164,12 +166,12 @@ def _pair_screen(a: Point, b: Point, stored: str, warnings: tuple[str, ...]) -> 
         figures=figures,
         parts_title=f"Where the second's {units.duration(second.wall.median)} go",
         parts=_parts(summarise(b)),
-        notes=tuple(filter(None, (*warnings, *_losses(a, b), found.settle, disturbed(b, second), stored))),
+        notes=tuple(filter(None, (*_losses(a, b), found.settle, disturbed(b, second), stored))),
     )
 
 
 def _losses(a: Point, b: Point) -> list[str]:
-    return [f"{which}: {said}" for which, one in (("the first", a), ("the second", b)) if (said := not_finite(one))]
+    return [f"{which}: {said}" for which, one in (("the first", a), ("the second", b)) if (said := doubt(one))]
 
 
 def _compared(a: Point, b: Point, found: Comparison) -> str:

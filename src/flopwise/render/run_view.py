@@ -9,22 +9,27 @@ import msgspec
 from flopwise import units
 from flopwise.analysis.clocks import (
     PhaseSummary,
+    StepLevel,
     compile_ns,
     gpu_name,
+    phase_levels,
     point_mfu,
+    step_level,
+    step_walls,
     step_work,
     summarise,
+    summarise_all,
     tokens_per_second,
 )
-from flopwise.analysis.hosts import host, several_hosts
-from flopwise.analysis.loop_notes import loop_notes, not_finite
+from flopwise.analysis.hosts import host, measured_with, several_environments, several_hosts
+from flopwise.analysis.loop_notes import doubt, loop_notes
 from flopwise.predict.op_bytes import op_bytes
 from flopwise.records.run import OK, STEP, PhaseMemory, Point, Ran, Seen
 from flopwise.records.table import SENTENCE, AtMost, Column, Table
 from flopwise.render.axes import MESSAGE, axes_of
 from flopwise.render.exchanges_view import exchange_document, fit_rows, fit_tables, rates, rounded
 from flopwise.render.json import document, picked
-from flopwise.render.table import View, columns
+from flopwise.render.table import View, columns, saying
 from flopwise.spec.gpu import find_gpu
 from flopwise.spec.operations import OpSpec
 from flopwise.statistics import FEWEST, Estimate
@@ -56,26 +61,37 @@ _RAN = {
     "optimizer": "{}",
     "backend": "by {}",
     "kernels": "{}",
+    "linear": "{}",
     "checkpointed": "{} blocks recomputed",
 }
 _LEAST_SHARE = 0.005  # of the FLOPs: a dtype that has less is not named
 _COMPILED = {"model": "compiled", "blocks": "its blocks compiled", "parts": "parts compiled"}
 
 
-def run_view(run: StoredRun, place: bool = True) -> View:
-    """One point in full, or one row per point; `place`: with the folder that holds the run, which a shared page omits."""
-    many = len(run.points) > 2
-    tables = [sweep_table(run.points, run.header.name)] if many else [point_table(point) for point in run.points]
-    tables = tables or [Table("points", "No points yet", (), ())]
-    missing = "" if run.complete else f"; {len(run.missing())} of {len(run.header.trials)} points are missing"
-    stored = (f"stored in {run.path}{missing}",) if place else ()
-    hosts = tuple(filter(None, (several_hosts(run.points),)))
-    tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *hosts, *run.warnings, *stored))
+def run_view(run: StoredRun) -> View:
+    """One point in full, or one row per point, and the folder that holds the run."""
     about = picked(run.header, "id kind name") | {"path": str(run.path), "complete": run.complete}
     about |= {"warnings": run.warnings}
     links = {"links": found} if (found := fit_rows(run.points)) else {}
-    points = [_point_document(point) for point in run.points]
-    return View([*tables, *fit_tables(run.points)], document("run", run=about, points=points, **links))
+    points = [_point_document(*one) for one in zip(run.points, summarise_all(run.points), strict=True)]
+    view = View(run_tables(run), document("run", run=about, points=points, **links))
+    return saying(view, run.left_out)
+
+
+def run_tables(run: StoredRun, place: bool = True) -> list[Table]:
+    """The tables alone; `place`: with the folder that holds the run, which a shared page omits."""
+    many = len(run.points) > 2
+    tables = [sweep_table(run.points, run.header.name)] if many else [point_table(point) for point in run.points]
+    tables = tables or [Table("points", "No points yet", (), ())]
+    stored = (f"stored in {run.path}{_missing(run)}",) if place else ()
+    hosts = tuple(filter(None, (several_hosts(run.points), several_environments(run.points))))
+    tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, *hosts, *stored))
+    return [*tables, *fit_tables(run.points)]
+
+
+def _missing(run: StoredRun) -> str:
+    missing = run.missing()
+    return f"; {len(missing)} of {len(run.header.trials)} points are missing" if missing else ""
 
 
 def point_table(point: Point) -> Table:
@@ -114,15 +130,24 @@ def _memory_table(point: Point, title: str) -> Table:
 
 def _phase_row(s: PhaseSummary, memory: dict[str, PhaseMemory]) -> dict[str, Any]:
     peaks = [memory[s.phase]] if s.phase in memory else memory.values() if s.phase == STEP else ()
-    return {"phase": s.phase} | _clocks(s) | {"peak_bytes": max((m.peak_bytes for m in peaks), default=None)}
+    level = StepLevel(
+        wall_ns=s.wall.median,
+        gpu_ns=s.gpu.median if s.gpu is not None else None,
+        launch_ns=s.launch.median if s.launch is not None else None,
+        gpu_exact=s.gpu_exact,
+        gpu_idle_share=s.gpu_idle_share,
+    )
+    return (
+        {"phase": s.phase} | _clocks(s.wall, level) | {"peak_bytes": max((m.peak_bytes for m in peaks), default=None)}
+    )
 
 
-def _clocks(s: PhaseSummary) -> dict[str, Any]:
-    clocks: dict[str, Any] = {"wall_ns": s.wall.median, "wall_half_width": half_width(s.wall), "samples": s.wall.n}
-    if s.gpu is not None and s.launch is not None:
-        clocks["gpu_ns"] = s.gpu.median if s.gpu_exact else AtMost(s.gpu.median)
-        clocks["launch_ns"] = s.launch.median
-        clocks["gpu_idle_share"] = s.gpu_idle_share if s.gpu_exact else None
+def _clocks(wall: Estimate, level: StepLevel) -> dict[str, Any]:
+    clocks: dict[str, Any] = {"wall_ns": wall.median, "wall_half_width": half_width(wall), "samples": wall.n}
+    if level.gpu_ns is not None and level.launch_ns is not None:
+        clocks["gpu_ns"] = level.gpu_ns if level.gpu_exact else AtMost(level.gpu_ns)
+        clocks["launch_ns"] = level.launch_ns
+        clocks["gpu_idle_share"] = level.gpu_idle_share if level.gpu_exact else None
     return clocks
 
 
@@ -277,7 +302,7 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
     """One row per point; only what differs between the points has a column, the rest is in the title."""
     axes = axes_of(points)
     phases = dict.fromkeys(times.phase for point in points for times in point.phases[1:])
-    failed = any(point.status != OK or not_finite(point) for point in points)
+    failed = any(point.status != OK or doubt(point) for point in points)
     # A mean is shown where warm-up varies: what it makes of a cold first sample is the point there.
     means = columns("mean_ns [ms] | std_ns [ms]") if "warmup" in axes.names else ()
     shown = (
@@ -289,21 +314,22 @@ def sweep_table(points: Sequence[Point], name: str) -> Table:
         *means,
         _SAMPLES,
         *((Column("host"),) if several_hosts(points) else ()),
+        *((Column("environment"),) if several_environments(points) else ()),
         *((Column("status", unit=SENTENCE, importance=2),) if failed else ()),
     )
-    rows = tuple(dict(varying) | _sweep_row(point) for point, varying in zip(points, axes.varying, strict=True))
+    each = zip(points, axes.varying, step_walls(points), strict=True)
+    rows = tuple(dict(varying) | _sweep_row(point, wall) for point, varying, wall in each)
     fixed = ", ".join(f"{key}={value}" for key, value in axes.fixed.items())
     return Table("points", f"{name}: {fixed}" if fixed else name, shown, rows)
 
 
-def _sweep_row(point: Point) -> dict[str, Any]:
-    status = ", ".join(filter(None, (point.status, not_finite(point))))
+def _sweep_row(point: Point, wall: Estimate | None) -> dict[str, Any]:
+    status = ", ".join(filter(None, (point.status, doubt(point))))
     status = status if point.status == OK else f"{point.status}: {point.reason}"
-    row: dict[str, Any] = {"status": status, "host": host(point)}
-    if summaries := summarise(point):
-        step = summaries[0]
-        row |= _clocks(step) | {f"{s.phase}_wall_ns": s.wall.median for s in summaries[1:]}
-        row |= {"mean_ns": step.wall.mean, "std_ns": step.wall.std, "bound": step.bound or None}
+    row: dict[str, Any] = {"status": status, "host": host(point), "environment": measured_with(point)}
+    if wall is not None and (step := step_level(point)) is not None:
+        row |= _clocks(wall, step) | {f"{phase}_wall_ns": ns for phase, ns in phase_levels(point).items()}
+        row |= {"mean_ns": wall.mean, "std_ns": wall.std, "bound": step.bound or None}
         row |= {"mfu": point_mfu(point), "tokens_per_s": tokens_per_second(point), "compile_ns": compile_ns(point)}
         row |= rates(point)
     if point.memory:
@@ -318,7 +344,7 @@ _POINT = (
 )
 
 
-def _point_document(point: Point) -> dict[str, Any]:
+def _point_document(point: Point, phases: Sequence[PhaseSummary]) -> dict[str, Any]:
     """A point for programs: summaries, not samples; those are in the run's points.jsonl."""
     trial = point.trial
     return picked(point, _POINT) | {
@@ -328,7 +354,7 @@ def _point_document(point: Point) -> dict[str, Any]:
         "workload": trial.workload,
         "sampling": trial.sampling,
         "device": point.ran.device if point.ran else trial.device,
-        "phases": [_phase_document(summary) for summary in summarise(point)],
+        "phases": [_phase_document(summary) for summary in phases],
         "warmup": {"steps": len(point.warmup_ns), "rule": point.warmup_rule, "wall_ns": point.warmup_ns},
         "compile_ns": compile_ns(point),
         "tokens_per_s": tokens_per_second(point),
@@ -345,8 +371,17 @@ def _phase_document(s: PhaseSummary) -> dict[str, Any]:
 
 
 def _estimate_document(e: Estimate) -> dict[str, Any]:
-    times = {f"{key}_ns": value for key, value in picked(e, "median low high mean std").items()}
-    return times | picked(e, "n drift method") | {"obtained": "measured"}
+    return {  # written out: a run of thousands of points has a dozen each
+        "median_ns": e.median,
+        "low_ns": e.low,
+        "high_ns": e.high,
+        "mean_ns": e.mean,
+        "std_ns": e.std,
+        "n": e.n,
+        "drift": e.drift,
+        "method": e.method,
+        "obtained": "measured",
+    }
 
 
 def implementations_view(run: StoredRun, document: dict[str, Any]) -> View:

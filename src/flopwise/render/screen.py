@@ -28,6 +28,7 @@ MOST_FIGURES, MOST_CHANGES, MOST_PARTS = 3, 3, 8
 _INDENT = 2
 _BAR = WIDTH - 2 * _INDENT
 _VERDICT_LINES, _NOTE_LINES, _PARAGRAPH_LINES = 3, 3, 6
+_MOST_DAMAGE = 3
 _LEGEND_NAME, _LEGEND_AMOUNT, _LEGEND_SHARE = 21, 8, 5
 _LEGEND_CELL = 2 + _LEGEND_NAME + 1 + _LEGEND_AMOUNT + 1 + _LEGEND_SHARE
 _REST, WORTH_A_LINE = "the rest", 0.005  # of the whole: parts below are added up
@@ -82,6 +83,7 @@ class Screen:
     title: str
     where: str = ""  # the GPU or device
     verdict: str = ""
+    damage: tuple[str, ...] = ()  # of the run: said before all else
     unit: str = "ns"
     figures: tuple[Figure, ...] = ()
     parts_title: str = ""
@@ -139,7 +141,8 @@ def in_a_line(found: Reach, how: str = PREDICTED) -> str:
 
 def screen_lines(screen: Screen) -> list[Text]:
     """Sections with an empty line between them where there is room; the first note has its place, others what is left."""
-    head = [title_line(screen.title, screen.where), *wrapped(screen.verdict, WIDTH, _VERDICT_LINES)]
+    head = [title_line(screen.title, screen.where), *damage_lines(screen.damage)]
+    head += wrapped(screen.verdict, WIDTH, _VERDICT_LINES)
     words = [wrapped(one, WIDTH, _PARAGRAPH_LINES) for one in screen.paragraphs]
     sections = [part for part in (head, _figures(screen), _bar(screen), *words, _changes(screen)) if part]
     first, *others = [wrapped(note, WIDTH, _NOTE_LINES, "dim") for note in screen.notes] or [[]]
@@ -156,6 +159,13 @@ def screen_lines(screen: Screen) -> list[Text]:
     for line in lines:
         line.rstrip()
     return lines
+
+
+def damage_lines(damage: tuple[str, ...]) -> list[Text]:
+    """What of a run is damaged: the first lines whole, the others counted."""
+    more = len(damage) - _MOST_DAMAGE
+    shown = [*damage[:_MOST_DAMAGE], *([f"and {more} more: --format json has them all"] if more > 0 else [])]
+    return [line for one in shown for line in wrapped(f"Damaged: {one}", WIDTH, _NOTE_LINES, "bold red")]
 
 
 def sentence(note: str) -> str:

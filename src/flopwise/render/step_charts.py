@@ -9,10 +9,13 @@ from flopwise.analysis.explanation import Explanation
 from flopwise.analysis.shares import Part
 from flopwise.analysis.step_timeline import LAUNCHES, WAITS, StepTimeline
 from flopwise.errors import FlopwiseError
+from flopwise.records import limit as limits
 from flopwise.records import waterfall as w
+from flopwise.records.limit import StepLimit
 from flopwise.render import chart_style as style
 from flopwise.render.chart_style import LONGEST, NEUTRAL, PHASE_COLOURS, WIDTH, milliseconds
 from flopwise.render.charts import altair
+from flopwise.render.limit_view import limit_name
 from flopwise.render.visible import visible
 from flopwise.render.waterfall_view import ESTIMATED_STEP, MEASURED_STEP, step_name, steps_of, utilisation
 
@@ -36,12 +39,18 @@ _PART_COLOURS = {
     w.ATTENTION_PART: "#CC79A7",
     w.MEMORY_BOUND: "#E69F00",
     w.BELOW_BANDWIDTH: "#D55E00",
+    w.FP8_CASTS: "#A6761D",
     w.RECOMPUTATION: "#7A5195",
     w.OPTIMIZER_PART: "#56B4E9",
     w.EXPOSED_COMMUNICATION: "#8C564B",
     w.TRANSFERS: "#BCBD22",
     **dict.fromkeys(w.IDLE_PARTS, "#999999"),
     **dict.fromkeys((MEASURED_STEP, ESTIMATED_STEP), "#6B6B6B"),
+}
+_CAUSE_COLOURS = {w.KEYS[part]: colour for part, colour in _PART_COLOURS.items() if part in w.KEYS} | {
+    limits.MATMUL: "#0072B2",
+    limits.MEMORY: "#D55E00",
+    limits.COMMUNICATION: "#8C564B",
 }
 
 
@@ -57,6 +66,27 @@ def waterfall_chart(found: w.Waterfall | None, title: str) -> Any:
     subtitle = ", ".join((f"by {found.measured_by}", *utilisation(found)[:1]))
     heading = altair().TitleParams(visible(title, LONGEST), subtitle=subtitle, anchor="start")
     return _bars(rows, found.step_ns / 1e6, "ms").properties(title=heading)
+
+
+def limit_chart(found: StepLimit, title: str) -> Any:
+    """From the FLOPs at the datasheet's peak to the power-capped limit, and from there cause by cause to the step."""
+    whole, at, beyond = max(found.step_ns, found.limit_ns), 0.0, found.ranked()
+    parts = [("FLOPs at the datasheet's peak", found.peak_ns, _PART_COLOURS[w.IDEAL])]
+    parts.append(("FLOPs at the lower clock", found.capped_ns, "#7FCDB0"))
+    parts.append(("bytes at full bandwidth", found.bytes_ns, _PART_COLOURS[w.MEMORY_BOUND]))
+    rows = []
+    for name, ns, colour in parts:
+        rows += [_bar(name, at, at + ns, whole, colour=colour)] if ns else []
+        at += ns
+    rows.append(_bar(limit_name(found), 0.0, found.limit_ns, whole, colour="#4D4D4D"))
+    for cause in beyond:
+        share = f" · {units.percent(cause.beyond_ns / found.remaining_ns, 0)}" if found.remaining_ns > 0 else ""
+        rows.append(_bar(cause.name, at, at + cause.beyond_ns, whole, share, colour=_CAUSE_COLOURS.get(cause.key, "")))
+        at += cause.beyond_ns
+    rows.append(_bar("the step", 0.0, found.step_ns, whole, colour=_PART_COLOURS[MEASURED_STEP]))
+    subtitle = f"limit {units.percent(found.limit_ns / found.step_ns, 0)} of the step; shares are of the time beyond it"
+    heading = altair().TitleParams(visible(title, LONGEST), subtitle=subtitle, anchor="start")
+    return _bars(rows, whole / 1e6, "ms").properties(title=heading)
 
 
 def parts_chart(parts: Sequence[tuple[str, float, bool]], unit: str) -> Any:

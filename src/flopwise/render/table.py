@@ -14,6 +14,11 @@ from flopwise.records.table import BAR, FILES_ONLY, SENTENCE, TEXT, AtMost, Colu
 from flopwise.render.visible import LONGEST_CELL, LONGEST_LINE, visible
 
 _HEADING = re.compile(r"(\w+)(?:: (.+?))?(?: \[(\w+)\])?")  # of a column: key: title [unit]
+_NO_WIDTH = "&#8203;"
+# A user or an address of mail, an issue or a merge request, an address; then a commit, of which six digits are not enough.
+_LIVE = re.compile(r"@(?=[\w-])|(?<!&)[#!](?=\d)|GH-(?=\d)|:(?=//)|(?:mailto|xmpp):|www(?=\.)", re.IGNORECASE)
+_COMMIT = re.compile(r"\b(?!\d+\b)[0-9a-f]{7,64}\b", re.IGNORECASE)
+WARNINGS = "warnings"  # the key of a document for what was left out
 _MARKDOWN = re.compile(r"[\\|*`\[\]~]")  # characters that Markdown would interpret
 
 
@@ -22,6 +27,20 @@ class View(NamedTuple):
 
     tables: list[Table]
     document: dict[str, Any]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out of damaged runs: a format without notes says it elsewhere."""
+        return tuple(self.document.get(WARNINGS, ()))
+
+
+def saying(view: View, lost: tuple[str, ...]) -> View:
+    """The same, with what was left out as notes and in the document."""
+    if not lost or view.warnings:
+        return view
+    first, *others = view.tables or [Table("lost", "Nothing is left", (), ())]
+    notes = tuple(dict.fromkeys((*lost, *first.notes)))
+    return View([replace(first, notes=notes), *others], view.document | {WARNINGS: lost})
 
 
 @dataclass(frozen=True)
@@ -48,10 +67,10 @@ class ShownTable:
         return [column.heading for column in self.columns]
 
 
-def shown(table: Table) -> ShownTable:
+def shown(table: Table, most: int | None = None) -> ShownTable:
     """As a person reads it: the only way from a table to a terminal or a page, so that no name can steer either.
 
-    Columns without any value are left out, and so are rows beyond `most`.
+    Columns without any value are left out, and so are rows beyond the table's `most`; of the others the first `most` are made.
     """
     rows = table.rows[: table.most]
     used = [
@@ -61,7 +80,7 @@ def shown(table: Table) -> ShownTable:
     return ShownTable(
         title=visible(table.title, LONGEST_LINE),
         columns=columns,
-        cells=[[_cell(column.column, row.get(column.column.key)) for column in columns] for row in rows],
+        cells=[[_cell(column.column, row.get(column.column.key)) for column in columns] for row in rows[:most]],
         notes=[visible(note, LONGEST_LINE) for note in table.notes],
     )
 
@@ -170,7 +189,21 @@ def escaped(text: str) -> str:
     >>> print(escaped("![x](y) <b> blocks.*.mlp"))
     !\\[x\\](y) &lt;b> blocks.\\*.mlp
     """
-    return _MARKDOWN.sub(r"\\\g<0>", text).replace("&", "&amp;").replace("<", "&lt;")
+    return inert(_MARKDOWN.sub(r"\\\g<0>", text).replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def inert(text: str) -> str:
+    """Markdown or HTML in which GitHub and GitLab find no user to call, no issue, no commit and no address to link to.
+
+    What they look for is parted by a space of no width; numbers stay as they are.
+
+    >>> inert("@eve fixes o/r#12, GH-3 and 1234567 at www.x.org").replace("&#8203;", "_")
+    '@_eve fixes o/r#_12, GH-_3 and 1234567 at www_.x.org'
+    >>> inert("see https://x.org/0123abc9").replace("&#8203;", "_")
+    'see https:_//x.org/0123ab_c9'
+    """
+    text = _LIVE.sub(rf"\g<0>{_NO_WIDTH}", text)
+    return _COMMIT.sub(lambda found: _NO_WIDTH.join(re.findall(".{1,6}", found[0])), text)
 
 
 def csv_text(table: Table, titled: bool = False) -> str:

@@ -5,7 +5,7 @@ so; a single row is turned into a line per column. A number is never cut: it wou
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,6 +17,7 @@ from flopwise.records.table import BAR, Column, Table
 from flopwise.render.table import ShownColumn, ShownTable, shown
 
 PLAIN_WIDTH = 2000  # for a file or a pipe: wide enough that nothing wraps
+MOST_ROWS = 1000
 _GAP = 2
 _NARROWEST_NAME, _NARROWEST_SENTENCE = 16, 30  # of a column of words
 _LONGEST_KEY = 34  # a run's name; longer words of a key are broken
@@ -41,18 +42,26 @@ def text(table: Table, console: Console | None = None, plain_width: int = PLAIN_
     no_color = console.no_color if console is not None else True
     out = io.StringIO()
     target = Console(file=out, width=width, force_terminal=terminal, no_color=no_color)
-    seen = shown(table)
+    seen = shown(table, MOST_ROWS)
     widths = fitted(seen, width)
     if len(seen.cells) == 1 and len(widths) < len(seen.columns):
         seen = _turned(seen)
         widths = fitted(seen, width)
     target.print(Text(seen.title, style="bold", overflow="fold"))
-    if widths:
+    if not terminal and _one_line_each(seen, widths):
+        out.writelines(_plain(seen, widths))
+    elif widths:
         target.print(_rich(seen, widths))
     hidden = [heading for i, heading in enumerate(seen.headings) if i not in widths]
-    for note in (*([_hidden(hidden)] if hidden else []), *seen.notes):
+    for note in (*_more(table), *([_hidden(hidden)] if hidden else []), *seen.notes):
         target.print(Padding(Text(note, overflow="fold"), (0, 0, 0, 2)))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _more(table: Table) -> list[str]:
+    """What is said of the rows that nobody reads."""
+    left = len(table.rows[: table.most]) - MOST_ROWS
+    return [f"{left:,} rows more (--format csv shows all)"] if left > 0 else []
 
 
 def _hidden(headings: Sequence[str]) -> str:
@@ -76,6 +85,20 @@ def _rich(seen: ShownTable, widths: dict[int, int]) -> RichTable:
     for row in seen.cells:
         rich.add_row(*(Text(row[i], style=_STYLES.get(row[i], ""), overflow="fold") for i in widths))
     return rich
+
+
+def _one_line_each(seen: ShownTable, widths: dict[int, int]) -> bool:
+    lines = [seen.headings] * any(seen.headings) + seen.cells
+    return all(cell_len(line[i]) <= width for line in lines for i, width in widths.items())
+
+
+def _plain(seen: ShownTable, widths: dict[int, int]) -> Iterator[str]:
+    """As `_rich` without colours, for cells of one line each: it takes seconds for thousands of rows."""
+    for line in [seen.headings] * any(seen.headings) + seen.cells if widths else []:
+        pads = {i: " " * (width - cell_len(line[i])) for i, width in widths.items()}
+        yield (" " * _GAP).join(
+            pads[i] + line[i] if seen.columns[i].right else line[i] + pads[i] for i in widths
+        ) + "\n"
 
 
 def fitted(seen: ShownTable, width: int) -> dict[int, int]:

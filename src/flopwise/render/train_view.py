@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from flopwise import units
-from flopwise.analysis.training import Progressed, mfu, progressed
+from flopwise.analysis.training import Progressed, mfu, moves, progressed
 from flopwise.records.table import Table
 from flopwise.records.training import FAILED, FINISHED, GPU, LAUNCHING, LOADER, STALLED, Steps, Training
 from flopwise.render import chart_style as style
@@ -130,6 +130,7 @@ def _notes(training: Training, found: Progressed) -> list[str]:
         said.append(
             f"{units.count(found.tokens_per_s)} tokens/s in {settings.world} process{'es' if settings.world > 1 else ''}{memory}"
         )
+    said += moves(*training.before, begun)
     said.append(f"Stored in {training.path}")
     if training.status != FINISHED:
         said.append(f"Go on: flopwise train --resume {training.path.name}")
@@ -149,7 +150,7 @@ def _row(training: Training, row: Steps) -> dict[str, Any]:
         "loss": None if math.isnan(row.loss) else row.loss,
         "evaluation": row.evaluation,
         "tokens_per_s": training.tokens_per_step / step_ns * 1e9 if step_ns else None,
-        "mfu": mfu(training.begun, step_ns),
+        "mfu": mfu(training.begun_at(row.step), step_ns),
         "step_ns": step_ns,
         "waited_share": row.waited_ns / row.wall_ns if row.wall_ns else 0.0,
         "launched_ns": row.launched_ns / count,

@@ -10,6 +10,7 @@ from flopwise.records.tuning import BUDGET_SPENT, Attempt, Tuning
 from flopwise.render.actions import action, pytorch_line
 from flopwise.render.explain_screen import waterfall_parts
 from flopwise.render.findings_view import options
+from flopwise.render.limit_view import limit_sentence
 from flopwise.render.screen import (
     BEFORE,
     MEASURED,
@@ -21,7 +22,7 @@ from flopwise.render.screen import (
     Screen,
     reach_figures,
 )
-from flopwise.render.tune_view import peak_after, written
+from flopwise.render.tune_view import peak_after, tuned_limit, worth_of_levers, written
 from flopwise.spec.recipe import Recipe, levers_to_apply
 
 _LONG = 120  # letters of a reason that is not told on the screen
@@ -32,7 +33,7 @@ def tune_screen(tuning: Tuning) -> Screen:
     found, ended = tuned_reach(tuning), tuning.ended
     after = ended.waterfall if ended is not None else None
     shown, name = (after, "the tuned step's") if after is not None else (tuning.begun.waterfall, "the first step's")
-    best = _best(tuning)
+    best, limit = _best(tuning), tuned_limit(tuning)
     first = Figure(BEFORE, found.now_ns, MEASURED, found.mfu(found.now_ns), "as it was")
     rest = (replace(one, name=TUNED) if one.name == REACHABLE else one for one in reach_figures(found, MEASURED))
     return Screen(
@@ -44,6 +45,7 @@ def tune_screen(tuning: Tuning) -> Screen:
         if shown is not None
         else "",
         parts=waterfall_parts(shown) if shown is not None else (),
+        paragraphs=tuple(filter(None, (limit_sentence(limit) if limit is not None else "", _worth(best)))),
         changes_title="What saved most (measured)" if best else "",
         changes=tuple(map(_change, best)),
         notes=_notes(tuning),
@@ -94,6 +96,12 @@ def _change(one: Attempt) -> Change:
     what = action(one.lever, one.value) + (f", and {len(one.also)} more" if one.also else "")
     line = "" if one.also else pytorch_line(one.levers)
     return Change(what, one.saved_ns or 0.0, line or options(one.levers))
+
+
+def _worth(best: list[Attempt]) -> str:
+    """Of the first bundle, which levers it is predicted to owe its saving to."""
+    words = next(filter(None, map(worth_of_levers, best)), "")
+    return words and f"Of the levers that were tried together, {words}."
 
 
 def _notes(tuning: Tuning) -> tuple[str, ...]:

@@ -9,10 +9,12 @@ from flopwise import units
 from flopwise.advice.pytorch_lines import lines_by_lever, lines_for_own_code, recipe_toml, toml_by_lever
 from flopwise.analysis.clocks import StepWork, step_work
 from flopwise.analysis.reach import tuned_reach
+from flopwise.records.limit import StepLimit
 from flopwise.records.table import Table
 from flopwise.records.tuning import BUDGET_SPENT, Attempt, Tuning
 from flopwise.records.waterfall import Waterfall
 from flopwise.render.json import document, picked
+from flopwise.render.limit_view import limit_table
 from flopwise.render.table import View, columns
 from flopwise.render.waterfall_view import waterfalls_table
 from flopwise.spec.model import ModelSpec
@@ -30,7 +32,9 @@ _SAVED = "saved: by the ratio of steps run next to each other, which drift chang
 def tune_view(tuning: Tuning) -> View:
     """Tables for people, and the same as a document."""
     waterfalls = {name: found for name, (found, _) in _waterfalls(tuning).items() if found is not None}
-    tables = [_attempts(tuning), *([waterfalls_table(waterfalls)] if waterfalls else []), _recipe(tuning)]
+    tables = [_attempts(tuning), *([waterfalls_table(waterfalls)] if waterfalls else [])]
+    limit = tuned_limit(tuning)
+    tables += [*([limit_table(limit)] if limit is not None else []), _recipe(tuning)]
     return View(tables, _document(tuning) | {"reach": tuned_reach(tuning)})
 
 
@@ -38,6 +42,12 @@ def _waterfalls(tuning: Tuning) -> dict[str, tuple[Waterfall | None, float]]:
     """Before and after, each with the time of its step."""
     after = tuning.ended.waterfall if tuning.ended is not None else None
     return {"before": (tuning.begun.waterfall, tuning.first_ns), "after": (after, tuning.last_ns)}
+
+
+def tuned_limit(tuning: Tuning) -> StepLimit | None:
+    """Of the tuned step, where its trace tells it."""
+    after, _ = _waterfalls(tuning)["after"]
+    return after.limit if after is not None else None
 
 
 def verdict(tuning: Tuning) -> str:
@@ -136,6 +146,7 @@ def _notes(tuning: Tuning) -> tuple[str, ...]:
     notes = [
         *_rates_note(tuning),
         *tuning.begun.notes,
+        *(f"{one.name}: {worth}" for one in tuning.kept if (worth := worth_of_levers(one))),
         *_accuracy(tuning),
         *_drift(tuning),
         *_checks(tuning),
@@ -154,6 +165,17 @@ def _accuracy(tuning: Tuning) -> list[str]:
     checked = any(attempt.agreement for attempt in tuning.attempts)
     saved = any(attempt.comparison is not None for attempt in tuning.attempts)
     return [*([right] if pairs else []), *([_SAVED] if saved else []), *([compared] if checked else [])]
+
+
+def worth_of_levers(attempt: Attempt) -> str:
+    """What each lever of a bundle is predicted to be worth, the largest first; '' where that is not known.
+
+    >>> worth_of_levers(Attempt(lever="graph", value="on", before="off", status="ok", worth_ns={"loss": 1e6, "graph": 4e6}))
+    'predicted to be lost without one of them: graph 4.00 ms, loss 1.00 ms'
+    """
+    worth = sorted(((ns, lever) for lever, ns in attempt.worth_ns.items() if ns > 0), reverse=True)
+    each = ", ".join(f"{lever} {units.duration(ns)}" for ns, lever in worth)
+    return f"predicted to be lost without one of them: {each}" if each else ""
 
 
 def _drift(tuning: Tuning) -> list[str]:

@@ -1,5 +1,6 @@
 """The view of every kind of result: what the command line, `print` and notebooks show."""
 
+import dataclasses
 import html
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from flopwise.render.generate_view import generate_screen, generate_view
 from flopwise.render.host_screen import host_screen
 from flopwise.render.host_view import host_view
 from flopwise.render.lab_view import lab_view
+from flopwise.render.listing import Listing
 from flopwise.render.listings import points_listing
 from flopwise.render.loop_screen import loop_screen
 from flopwise.render.machine_view import ceilings_view
@@ -47,8 +49,8 @@ from flopwise.render.reach_view import with_reach
 from flopwise.render.roofline_view import roofline_view
 from flopwise.render.run_screen import run_screen
 from flopwise.render.run_view import implementations_view, run_view
-from flopwise.render.screen import WIDTH
-from flopwise.render.table import View, html_text
+from flopwise.render.screen import WIDTH, Screen
+from flopwise.render.table import View, html_text, saying
 from flopwise.render.train_view import train_screen, train_view
 from flopwise.render.tune_screen import tune_screen
 from flopwise.render.tune_view import tune_view
@@ -130,13 +132,24 @@ def view_of(result: object) -> View:
     """A result's tables and its document."""
     make = _made_by(_VIEWS, result)
     assert make is not None, type(result)
-    return make(result)
+    return saying(make(result), _left_out(result))
 
 
 def screen_of(result: object) -> Shown | None:
     """A result on one screen; None of one that is shown as tables."""
     make = _made_by(_SCREENS, result)
-    return make(result) if make is not None else None
+    screen, lost = make(result) if make is not None else None, _left_out(result)
+    return dataclasses.replace(screen, damage=lost) if lost and isinstance(screen, Screen | Listing) else screen
+
+
+def _left_out(result: object) -> tuple[str, ...]:
+    """What a result lacks because its run is damaged."""
+    match result:
+        case StoredRun():
+            return result.left_out
+        case Tuning() | Training() | LabRun():
+            return result.warnings
+    return ()
 
 
 def text_of(result: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from flopwise.scrub.redact import redacted, redacted_code, redacted_frame
+from flopwise.redact import redacted, redacted_code, redacted_frame
 from flopwise.scrub.words import ARG_WORDS, ARGS, CATEGORIES, PLACES, POINT_NAMES, TOP_LEVEL, TYPES
 from flopwise.trace.json_text import repaired
 from flopwise.trace.kineto_stream import EventStream

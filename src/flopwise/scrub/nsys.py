@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from flopwise.scrub.redact import redacted, redacted_code
+from flopwise.redact import redacted, redacted_code
 from flopwise.trace.nsys_file import Export, integer_sql, limit_work, open_export, quoted, read_only_uri
 
 _WHEN_WHERE = "start end deviceId contextId greenContextId streamId correlationId globalPid "

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from flopwise.collector import no_collector
 from flopwise.records.note import Note
 from flopwise.snapshot.history import FREES, Block, Events, allocations, frees_repeat_stacks, reserved
 from flopwise.snapshot.owners import CATEGORY
 from flopwise.snapshot.rows import checked_sizes, column, cut, integers, invalid, numbers, once, rows_of, sizes
 from flopwise.snapshot.snapshot import NO_STACK, Annotation, DeviceHistory, Ints, OutOfMemory, Snapshot
 from flopwise.snapshot.stacks import StackTable
-from flopwise.snapshot.unpickle import read_pickle, without_collector
+from flopwise.snapshot.unpickle import read_pickle
 
 MOST_DEVICES = 1024
 _SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -38,7 +39,7 @@ class _Labels(dict[str, int]):
 
 def read_snapshot(path: str | Path) -> Snapshot:
     """Read what `torch.cuda.memory._dump_snapshot` wrote, plain or gzipped."""
-    with without_collector():
+    with no_collector():
         return snapshot_of(read_pickle(path), str(path))
 
 

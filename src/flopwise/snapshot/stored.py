@@ -1,14 +1,18 @@
 """The report of a stored run of `memory`, from its files alone."""
 
-from pathlib import Path
-
 import msgspec
 
 from flopwise import units
 from flopwise.errors import FlopwiseError
 from flopwise.predict.fit import memory_levers
 from flopwise.predict.machine import gpu_of
-from flopwise.records.memory import StoredPredictions, read_knowledge, read_predictions
+from flopwise.records.memory import (
+    StoredPredictions,
+    knowledge_path,
+    predictions_path,
+    read_knowledge,
+    read_predictions,
+)
 from flopwise.records.rank_rows import ranks_line, update_line
 from flopwise.records.run import OOM, Point
 from flopwise.snapshot.answers import DeviceMemory, MemoryReport
@@ -17,6 +21,7 @@ from flopwise.snapshot.report import report
 from flopwise.spec.rank_share import rank_share
 from flopwise.store import StoredRun
 from flopwise.store.files import MEMORY
+from flopwise.store.sums import checked_file
 
 
 def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
@@ -25,7 +30,9 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
     if point is None or run.header.kind != "memory":
         raise FlopwiseError(f"the run {run.header.id} has no memory snapshot", "record one: flopwise memory WORKLOAD")
     workload, there = point.trial.workload, point.environment
-    path = run.path / MEMORY / Path(point.memory_file or f"{point.key}.pickle").name
+    path = checked_file(run.path, MEMORY, point.memory_file or f"{point.key}.pickle")
+    for beside in (predictions_path(path), knowledge_path(path)):
+        checked_file(run.path, MEMORY, beside.name)
     predicted = read_predictions(path)
     found = MemoryReport(path=str(run.path), devices=())
     if point.memory_file:
@@ -41,6 +48,7 @@ def stored_report(run: StoredRun, stacks: bool = False) -> MemoryReport:
         predictions=predicted.predictions,
         levers=memory_levers(workload, gpu_of(there)),
         notes=(
+            *run.left_out,
             *filter(None, (ranks_line(point), update_line(point))),
             *_notes(point, found.devices),
             *_needed(point, predicted, found.devices),

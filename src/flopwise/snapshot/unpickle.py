@@ -8,7 +8,6 @@ slots before it, a byte makes a container of a hundred. The walk uses a regular 
 fixed-length opcodes at a time; only strings, frames and long integers come back to Python one by one.
 """
 
-import gc
 import gzip
 import io
 import os
@@ -16,14 +15,13 @@ import pickle
 import pickletools
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from flopwise import units
+from flopwise.collector import no_collector
 from flopwise.errors import FlopwiseError
-from flopwise.trace.input_file import GZIP_MAGIC, check_inflated
+from flopwise.trace.input_file import GZIP_MAGIC, Unpacked, check_inflated
 
 MOST_BYTES, MOST_UNPACKED_BYTES = 2 * 2**30, 2**29  # of a pickle; of one that is gzipped
 _LONGEST_STRING = 16 * 2**20
@@ -63,18 +61,6 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it tries to load a persistent object")
 
 
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """A million new containers and no garbage: without this, collecting takes twice as long as the reading."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 def read_pickle(path: str | Path, most_bytes: int = MOST_BYTES) -> Any:
     """What a pickle of plain data holds, gzipped or not; anything else is refused in one line."""
     path = Path(path)
@@ -96,7 +82,7 @@ def unpickled(pickled: bytes, name: str) -> Any:
     check(pickled, name)
     try:
         # Buffered, because only a stream that can peek is read in blocks where the pickle has no frames.
-        with without_collector():
+        with no_collector():
             return _PlainUnpickler(io.BufferedReader(io.BytesIO(pickled), _CHUNK)).load()
     except EOFError:
         raise _truncated(name) from None
@@ -108,6 +94,8 @@ def unpickled(pickled: bytes, name: str) -> Any:
 
 def _content(path: Path, most_bytes: int) -> bytes:
     try:
+        if path.is_fifo():
+            raise FlopwiseError(f"cannot read {path}: it is a pipe, not a file", "write it to a file first")
         with path.open("rb") as file:
             head = file.read(2)
             file.seek(0)
@@ -130,7 +118,7 @@ def _content(path: Path, most_bytes: int) -> bytes:
 
 def _inflated(path: Path, file: BinaryIO, most_bytes: int) -> bytes:
     content = io.BytesIO()
-    with gzip.GzipFile(fileobj=file) as stream:
+    with Unpacked(path, file) as stream:
         while part := stream.read(_CHUNK):
             content.write(part)
             check_inflated(Path(path.name), file.tell(), content.tell(), most_bytes)

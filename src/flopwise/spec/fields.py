@@ -50,7 +50,7 @@ def switch(field: str, value: object) -> bool:
 
 def text(field: str, value: object) -> None:
     """Raise unless `value` is text that a file can hold (not a path's undecodable bytes)."""
-    if not isinstance(value, str) or any("\ud800" <= c <= "\udfff" for c in value):
+    if not isinstance(value, str) or (not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value)):
         raise FlopwiseError(f"{field} = {show(value)} is not allowed", "allowed: text")
 
 

@@ -6,6 +6,7 @@ from flopwise.spec.model import ModelSpec
 from flopwise.spec.recipe import Recipe
 
 SINCE = (8, 9)  # the first compute capability with fp8 tensor cores
+GPU = f"an NVIDIA GPU of compute capability {SINCE[0]}.{SINCE[1]} or higher"
 MULTIPLE = 16  # sizes of matrices that fp8 tensor cores take
 
 

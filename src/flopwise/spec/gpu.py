@@ -1,6 +1,7 @@
 """GPUs by their names: ours, those that drivers print, and what a trace says where it names none."""
 
 import re
+from functools import lru_cache
 
 from flopwise.errors import FlopwiseError
 from flopwise.spec import fields
@@ -39,6 +40,7 @@ def gpu(name: str) -> Gpu:
     return found
 
 
+@lru_cache(maxsize=256)  # a sweep asks for every point
 def find_gpu(name: str) -> Gpu | None:
     """As `gpu`, or None.
 

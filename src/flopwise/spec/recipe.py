@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "projections": ("separate", "fused"),
     "loss": ("full", "chunked", "fused"),
     "optimizer": ("adamw-loop", "foreach", "fused", "flopwise", "flopwise-bf16"),
-    "compile": ("off", "default", "max-autotune", "blocks"),
+    "compile": ("off", "default", "max-autotune", "blocks", "reduce-overhead"),
     "graph": ("off", "on"),
     "overlap": ("off", "on"),
     "parallel": ("off", *_BY_TORCH, *_OUR_OWN),
@@ -31,6 +32,8 @@ DATA_PARALLEL = ("ddp", "zero1", "fsdp2", *_OUR_OWN)  # each rank has its part o
 SHARDED_WEIGHTS = ("fsdp2", "tp", "fsdp2+tp", "pp", "own-fsdp")  # no rank has them all
 TENSOR_RANKS = 2  # of fsdp2+tp: so many share each matmul
 
+WHOLE = ("default", "max-autotune", "reduce-overhead")  # values of `compile` that take the whole model
+REPLAYED = "reduce-overhead"  # compiled, and its forward and backward passes replayed as CUDA graphs
 OWN_OPTIMIZERS = ("flopwise", "flopwise-bf16")
 FP8 = ("fp8", "fp8-rowwise")  # the blocks' linear layers in fp8; all else as with bf16-master
 WITH_MASTERS = ("bf16-master", *FP8)  # our optimizer keeps what bf16 weights lack of fp32
@@ -56,6 +59,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     loss: str = "full"  # chunked and fused never hold all logits
     optimizer: str = "foreach"  # flopwise: all tensors in one launch of our own; flopwise-bf16: with moments in bf16
     compile: str = "off"  # blocks: one Transformer block, compiled once and used for every layer; and the loss
+    # reduce-overhead: the whole model, and what was compiled is replayed as CUDA graphs
     graph: str = "off"  # the whole step captured in one CUDA graph
     overlap: str = "off"  # weights are updated within the backward pass, block by block, during its matmuls
     checkpoint: int = 0  # recompute activations, in segments of this many blocks; 0: keep them all
@@ -79,7 +83,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 "overlap = 'on' with precision = 'fp16' is not allowed: loss scaling looks at all gradients before any update",
                 "allowed: precision = bf16, or overlap = off",
             )
-
+        for lever, why in (
+            ("graph", "both capture the same kernels"),
+            ("overlap", "a graph's gradients all come at its end, in memory that the next step writes over"),
+        ):
+            if self.compile == REPLAYED and getattr(self, lever) == "on":
+                raise FlopwiseError(
+                    f"{lever} = 'on' with compile = '{REPLAYED}' is not allowed: {why}",
+                    f"allowed: {lever} = off, or compile = default",
+                )
         for refused, message, hint in _parallel_rules(self):
             if refused:
                 raise FlopwiseError(message, hint)
@@ -120,8 +132,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     def changed(self) -> dict[str, Any]:
         """The levers that differ from the defaults."""
-        default = Recipe()
-        return {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) != getattr(default, f)}
+        return {f: v for f, default in _defaults().items() if (v := getattr(self, f)) != default}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return msgspec.structs.asdict(Recipe())
 
 
 _Rules = Iterator[tuple[object, str, str]]  # whether it is refused, why, and what to do
@@ -159,7 +175,8 @@ def _parallel_rules(recipe: Recipe) -> _Rules:
             f"{lever} = '{getattr(recipe, lever)}' with {way} is not allowed: it takes weights whole",
             f"allowed: {lever} = {usual}",
         )
-    whole = ("off",) if own or recipe.parallel == "pp" else ("off", "blocks") if sharded else CHOICES["compile"]
+    either = tuple(value for value in CHOICES["compile"] if value != REPLAYED)  # no graph holds an exchange
+    whole = ("off",) if own or recipe.parallel == "pp" else ("off", "blocks") if sharded else either
     yield (
         recipe.compile not in whole,
         f"compile = '{recipe.compile}' with {way} is not allowed",
@@ -219,7 +236,9 @@ def recipe_from(levers: dict[str, Any]) -> Recipe:
 def read_toml(path: str | Path, what: str, page: str = "docs/reference/sweeps.md") -> dict[str, Any]:
     """A TOML file as a table, or one clear line."""
     try:
-        with Path(path).expanduser().open("rb") as file:
+        if (place := Path(path).expanduser()).is_fifo():
+            raise FlopwiseError(f"cannot read {path}: it is a pipe, not a file", f"give the path of {what}")
+        with place.open("rb") as file:
             text = file.read(2**20 + 1)
         if len(text) > 2**20:
             raise FlopwiseError(f"{path} is too large for {what}", "such a file has a few KiB")

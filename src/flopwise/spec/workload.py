@@ -14,7 +14,7 @@ from flopwise.spec.fp8 import fp8_rules
 from flopwise.spec.model import ModelSpec, preset
 from flopwise.spec.operations import OPS, WITH_IMPL, OpSpec, least_bytes, op
 from flopwise.spec.parallel import parallel_rules
-from flopwise.spec.recipe import CHOICES, FP8, LEVERS, OWN_OPTIMIZERS, WITH_MASTERS, Recipe, recipe_from
+from flopwise.spec.recipe import CHOICES, FP8, LEVERS, OWN_OPTIMIZERS, REPLAYED, WITH_MASTERS, Recipe, recipe_from
 from flopwise.spec.user_step import check_arguments, is_user_step, reference_in
 
 PHASES = ("forward", "backward", "train", "prefill", "decode")
@@ -40,7 +40,7 @@ Subject = ModelSpec | OpSpec | UserStep
 
 # Levers for a user's own step, applied without its code (capture/applied_levers.py); the first of each leaves it as written.
 FROM_OUTSIDE: dict[str, tuple[str | int, ...]] = {
-    "precision": tuple(name for name in CHOICES["precision"] if name not in FP8),
+    "precision": CHOICES["precision"],
     "attention": ("naive", "sdpa", "sdpa-flash", "sdpa-cudnn"),
     "norm": ("eager", "torch", "triton"),
     "activation": ("eager", "torch", "triton"),
@@ -130,10 +130,10 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
         raise FlopwiseError(f"set = {fields.show(set)} is not allowed", "allowed: a table of fields, like n_layers = 2")
     fields.known("a workload", options, (*_SIZES, "recipe", "implementation", "impl", *LEVERS))
     changes, given = dict(set or {}), {name: value for name, value in options.items() if value is not None}
-    recipe = _recipe(_with_ranks(target, given))
     implementation = given.get("implementation", "flopwise")
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
     subject, config = _subject(target, changes, given.get("impl", ""))
+    recipe = _recipe(_with_optimizer(subject, _with_ranks(target, given)))
     if isinstance(subject, UserStep) and given.get("attention") == "sdpa":  # the default, asked for by name
         subject = msgspec.structs.replace(subject, written=Recipe(attention="naive"))
     if implementation == "transformers" and config is None:
@@ -154,7 +154,7 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
         changes=changes,
         hf_config=config,
     )
-    _check(result)
+    check(result)
     return result
 
 
@@ -192,6 +192,12 @@ def _with_ranks(target: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"ranks": known.ranks} | given if known is not None and "recipe" not in given else given
 
 
+def _with_optimizer(subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
+    """Masters are kept by our optimizer: it comes with them, unless one is named."""
+    trains = isinstance(subject, ModelSpec) and given.get("phase", "train") == "train" and "recipe" not in given
+    return {"optimizer": "flopwise"} | given if trains and given.get("precision") in WITH_MASTERS else given
+
+
 def _recipe(given: dict[str, Any]) -> Recipe:
     base = given.get("recipe", Recipe())
     if not isinstance(base, Recipe):
@@ -225,7 +231,8 @@ def _defaults(subject: Subject) -> tuple[int, int, str]:
     return 1, 1, "train"
 
 
-def _check(w: Workload) -> None:
+def check(w: Workload) -> None:
+    """Refuse what does not go together, in one line with a hint."""
     fields.whole("batch", w.batch, 1, 10_000_000)
     fields.whole("context", w.context, 1, 100_000_000)
     fields.one_of("phase", w.phase, PHASES)
@@ -304,6 +311,11 @@ def _generation_rules(w: Workload, recipe: Recipe) -> _Rules:
         f"allowed: {', '.join(CACHED_ATTENTION)}",
     )
     yield (
+        w.generates and recipe.compile == REPLAYED,
+        f"compile = '{REPLAYED}' replays nothing that writes to a cache, as {phase} does",
+        "allowed: compile = default; or graph = on",
+    )
+    yield (
         w.generates and w.context < 2,
         f"context = {w.context} is no prompt, which {phase} needs",
         "allowed: 2 and more",
@@ -319,8 +331,8 @@ def _op_rules(w: Workload, subject: Any, recipe: Recipe) -> _Rules:
             f"allowed: {least} and more",
         )
     yield (
-        recipe.compile == "blocks",
-        f"compile = 'blocks' means nothing to {w.target}: it has none",
+        recipe.compile in ("blocks", REPLAYED),
+        f"compile = '{recipe.compile}' means nothing to {w.target}: it is one operation",
         "allowed: compile = off, default, max-autotune",
     )
     yield recipe.precision in FP8, f"precision = '{recipe.precision}' means nothing to {w.target}", "allowed: bf16"

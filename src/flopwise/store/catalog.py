@@ -14,15 +14,14 @@ from typing import Any
 
 import msgspec
 
-from flopwise.atomic import write_atomically
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial
 from flopwise.store import files
-from flopwise.store.stored import UNREADABLE, StoredRun, created_ns, has_measured, keys, read_header, tally
+from flopwise.store.stored import StoredRun, begun_ns, created_ns, has_measured, keys, read_header, tally
+from flopwise.store.tags import TAG, read_tags, write_tags
 
 _BEGUN = re.compile(r"\d{8}-\d{6}")
 _ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9.-]+")
-_TAG = re.compile(r"(?!last|\.{1,2}$)[A-Za-z0-9._-]{1,64}")
 _ABANDONED_S = 3600  # a folder still being built after this long belongs to a process that was killed
 _NO_RUNS_YET = "there are no runs yet: flopwise bench makes one"
 _BENCH_MAKES_ONE = "flopwise bench makes one; FLOPWISE_RUNS names another folder"
@@ -46,11 +45,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class _Tags(msgspec.Struct, frozen=True, kw_only=True):
-    schema: int = 1
-    tags: tuple[str, ...] = ()
-
-
 def find(ref: str | Path, root: str | Path) -> Path:
     """The run that `ref` names: `last`, `last~1` (the one before), an id or its start, a tag, or a run's path.
 
@@ -62,7 +56,7 @@ def find(ref: str | Path, root: str | Path) -> Path:
         return _nth_newest(root, int(back[1] or 0))
     if os.sep in ref or os.path.isabs(ref):  # an id or a tag never has one, so no name leads out of the root
         return _run_at(ref)
-    tags = {path: read_tags(path) for path in _run_folders(root)}
+    tags = {path: read_tags(path).tags for path in run_folders(root)}
     matches = _matches(ref, tags)
     if len(matches) > 1:
         raise FlopwiseError(f"'{ref}' names {len(matches)} runs", f"it could be {_some([p.name for p in matches])}")
@@ -84,7 +78,7 @@ def reference(path: Path, root: str | Path) -> str:
     except FlopwiseError:  # none has measured anything
         pass
     begun = _BEGUN.match(path.name)
-    alike = [one for one in _run_folders(root) if begun is not None and one.name.startswith(begun[0])]
+    alike = [one for one in run_folders(root) if begun is not None and one.name.startswith(begun[0])]
     return begun[0] if begun is not None and len(alike) == 1 else path.name
 
 
@@ -114,26 +108,26 @@ def _run_at(path: str) -> Path:
 
 def list_runs(root: str | Path) -> list[RunSummary]:
     """Every run under `root`, the newest first."""
-    summaries = (_summary(path) for path in _run_folders(Path(root)))
+    summaries = (_summary(path) for path in run_folders(Path(root)))
     return sorted(summaries, key=lambda run: (run.created_ns, run.id), reverse=True)
 
 
-def resumable(root: str | Path, trials: Sequence[Trial], kind: str) -> Path | None:
-    """The newest unfinished run of this kind with exactly this plan, which no process is writing."""
+def resumable(root: str | Path, trials: Sequence[Trial], kind: str, finished: bool = False) -> Path | None:
+    """The newest unfinished run of this kind with exactly this plan, which no process is writing; or a `finished` one."""
     wanted = keys(trials)
     for path in _newest_first(Path(root)):
         with contextlib.suppress(FlopwiseError):  # one that cannot be read is not resumed
             header = read_header(path)
             if header.kind != kind or len(header.trials) != len(wanted) or keys(header.trials) != wanted:
                 continue
-            if not files.is_locked(path / files.LOCK) and not StoredRun.load(path).complete:
+            if not files.is_locked(path / files.LOCK) and (finished or not StoredRun.load(path).complete):
                 return path
     return None
 
 
 def check_tag(tag: str) -> None:
     """Raise unless a run can have this tag."""
-    if not _TAG.fullmatch(tag):
+    if not TAG.fullmatch(tag):
         allowed = "allowed: 1 to 64 letters, digits, dots, _ and -, not beginning with 'last'"
         raise FlopwiseError(f"'{tag}' cannot be a tag", allowed)
 
@@ -144,14 +138,14 @@ def tag(root: str | Path, ref: str | Path, tag: str) -> Path:
     check_tag(tag)
     with _changing(root):
         path = _inside(root, find(ref, root))
-        runs = _run_folders(root)
+        runs = run_folders(root)
         if tag in (run.name for run in runs):
             raise FlopwiseError(f"'{tag}' cannot be a tag: a run has this id", "choose another name")
         # Given first, taken second: a kill in between leaves the tag twice, which `find` reports, and never loses it.
-        _write_tags(path, (*(t for t in read_tags(path) if t != tag), tag))
+        write_tags(path, (*(t for t in read_tags(path).tags if t != tag), tag))
         for other in runs:
-            if other.name != path.name and tag in read_tags(other):
-                _write_tags(other, tuple(t for t in read_tags(other) if t != tag))
+            if other.name != path.name and tag in read_tags(other).tags:
+                write_tags(other, tuple(t for t in read_tags(other).tags if t != tag))
     return path
 
 
@@ -159,21 +153,12 @@ def untag(root: str | Path, tag: str) -> Path:
     """Take a tag away. Returns the run that had it."""
     root = Path(root)
     with _changing(root):
-        holders = [path for path in _run_folders(root) if tag in read_tags(path)]
+        holders = [path for path in run_folders(root) if tag in read_tags(path).tags]
         for path in holders:
-            _write_tags(path, tuple(t for t in read_tags(path) if t != tag))
+            write_tags(path, tuple(t for t in read_tags(path).tags if t != tag))
     if not holders:
         raise FlopwiseError(f"no run in {root} has the tag '{tag}'", "flopwise runs lists the tags")
     return holders[0]
-
-
-def read_tags(path: Path) -> tuple[str, ...]:
-    """A run's tags; a damaged file of tags counts as none."""
-    try:
-        found = msgspec.json.decode(files.read_limited(path / files.TAGS, 2**20), type=_Tags).tags
-    except (OSError, *UNREADABLE):
-        return ()
-    return tuple(tag for tag in found if _TAG.fullmatch(tag))
 
 
 def remove(root: str | Path, refs: Sequence[str | Path]) -> list[Path]:
@@ -194,11 +179,7 @@ def remove(root: str | Path, refs: Sequence[str | Path]) -> list[Path]:
 
 def _lock_to_remove(path: Path) -> int | None:
     with files.explain_errors("remove", path):
-        try:
-            return files.take_lock(path / files.LOCK)
-        except files.BusyError:
-            hint = "wait until it ends, then remove it"
-            raise FlopwiseError(f"{path} is being written by another process", hint) from None
+        return files.lock_run(path, "wait until it ends, then remove it")
 
 
 def _sweep_out(root: Path) -> None:
@@ -210,7 +191,7 @@ def _sweep_out(root: Path) -> None:
                 shutil.rmtree(entry)
 
 
-def _run_folders(root: Path) -> list[Path]:
+def run_folders(root: Path) -> list[Path]:
     """The folders under `root` that are runs, whole or damaged. Links are not followed: they may lead outside."""
     try:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
@@ -228,11 +209,14 @@ def _is_run(entry: "os.DirEntry[str]") -> bool:
 
 
 def _newest_first(root: Path) -> list[Path]:
-    """The readable runs by the time they were begun."""
+    """The runs by the time they were begun; one whose header cannot be read has it in its id."""
     by_time: list[tuple[int, Path]] = []
-    for path in _run_folders(root):
-        with contextlib.suppress(FlopwiseError):
+    for path in run_folders(root):
+        try:
             by_time.append((created_ns(path), path))
+        except FlopwiseError:
+            if begun := begun_ns(path.name):
+                by_time.append((begun + 10**9 - 1, path))  # it is not passed over
     return [path for _, path in sorted(by_time, reverse=True)]
 
 
@@ -254,23 +238,27 @@ def _nth_newest(root: Path, back: int) -> Path:
 def _is_something(path: Path) -> bool:
     try:
         return has_measured(path)
-    except FlopwiseError:  # its rows cannot be read
-        return False
+    except FlopwiseError:  # it cannot be read: to show the one before it would hide that
+        return True
 
 
 def _summary(path: Path) -> RunSummary:
-    created_ns = 0
+    changed_ns = 0
     with contextlib.suppress(OSError):  # removed while we look
-        created_ns = path.lstat().st_mtime_ns
-    known: dict[str, Any] = {"id": path.name, "path": path, "tags": read_tags(path), "size_bytes": _size(path)}
+        changed_ns = path.lstat().st_mtime_ns
+    tags = read_tags(path)
+    known: dict[str, Any] = {"id": path.name, "path": path, "tags": tags.tags, "size_bytes": _size(path)}
     try:
         header = read_header(path)
-        created_ns = header.created_ns
-        known |= msgspec.structs.asdict(tally(path, header))
+        begun = created_ns(path)
+        counted = msgspec.structs.asdict(tally(path, header))
     except FlopwiseError as error:
-        return RunSummary(**known, created_ns=created_ns, warnings=(error.message,))
+        return RunSummary(
+            **known, created_ns=begun_ns(path.name) or changed_ns, warnings=(error.message, *tags.warnings)
+        )
+    counted["warnings"] += tags.warnings
     known |= {"kind": header.kind, "name": header.name, "created_at": header.created_at}
-    return RunSummary(**known, created_ns=created_ns)
+    return RunSummary(**known, **counted, created_ns=begun)
 
 
 def _size(path: Path) -> int:
@@ -285,16 +273,11 @@ def _size(path: Path) -> int:
 
 def _inside(root: Path, path: Path) -> Path:
     """The path, if it is a run that lies directly under `root`."""
-    for run in _run_folders(root):
+    for run in run_folders(root):
         if run.name == path.name and os.path.realpath(run) == os.path.realpath(path) and not path.is_symlink():
             return run
     hint = "only runs in this folder are changed; FLOPWISE_RUNS names another"
     raise FlopwiseError(f"{path} is not a run in {root}", hint)
-
-
-def _write_tags(path: Path, tags: tuple[str, ...]) -> None:
-    with files.explain_errors("write the tags of", path):
-        write_atomically(path / files.TAGS, msgspec.json.encode(_Tags(tags=tags)))
 
 
 @contextlib.contextmanager

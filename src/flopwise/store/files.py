@@ -120,6 +120,14 @@ def read_limited(path: Path, limit: int) -> bytes:
     return path.read_bytes()
 
 
+def lock_run(folder: Path, hint: str) -> int | None:
+    """A run's lock, or one line that another process has it, with this hint."""
+    try:
+        return take_lock(folder / LOCK)
+    except BusyError:
+        raise FlopwiseError(f"{folder} is being written by another process", hint) from None
+
+
 def take_lock(path: Path, wait_s: float = 0.3) -> int | None:
     """Lock a file until its descriptor is closed, which the system does for a killed process too.
 

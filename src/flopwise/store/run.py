@@ -6,23 +6,27 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from flopwise.atomic import NO_FOLLOW, sync_folder, write_all, write_atomically, write_new
+from flopwise.atomic import NO_FOLLOW, sync_folder, write_atomically, write_new
 from flopwise.errors import FlopwiseError
 from flopwise.records.run import Point, RunHeader
 from flopwise.spec.workload import Trial
 from flopwise.store import files
-from flopwise.store.rows import end_of_last_line
-from flopwise.store.stored import MAX_HEADER_BYTES, MAX_ROW_BYTES, UNREADABLE, end_of_last_row, read_header
+from flopwise.store.partials import remove_partials, sweep_partials
+from flopwise.store.rows import MAX_ROW_BYTES, UNREADABLE, Appender, read_table, repair_table
+from flopwise.store.seals import sealed
+from flopwise.store.stored import LAB_KIND, MAX_HEADER_BYTES, TRAIN_KIND, TUNE_KIND, RowHead, read_header
+from flopwise.store.sums import read_sums, write_sums
 
 _POINT = msgspec.json.Decoder(Point)
+_TABLES = {TUNE_KIND: files.TUNING, TRAIN_KIND: files.TRAINING, LAB_KIND: files.LAB}  # of other kinds: the points
 
 
 class Run:
@@ -36,9 +40,9 @@ class Run:
         """Use `create` or `reopen`."""
         self.path, self.header = path, header
         self._lock = lock
-        self._torn = False  # part of a row is in the file and could not be cut away
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0) | NO_FOLLOW
-        self._fd: int | None = os.open(path / files.POINTS, flags, 0o666)
+        # Without a lock, what follows a row might be another writer's.
+        self._table: Appender | None = Appender(path / files.POINTS, alone=lock is not None)
+        self._new = False
 
     @classmethod
     def create(cls, root: str | Path, kind: str, name: str, command: str, trials: Sequence[Trial]) -> Self:
@@ -46,6 +50,7 @@ class Run:
         root = Path(root)
         with files.explain_errors("create a run in", root):
             files.make_root(root)
+            sweep_partials(root)
             now_ns = time.time_ns()
             header = RunHeader(
                 id=_new_id(root, now_ns, kind, name),
@@ -56,7 +61,7 @@ class Run:
                 command=_encodable(command),
                 trials=tuple(trials),
             )
-            text = msgspec.json.encode(header)
+            text, _ = sealed(msgspec.json.encode(header))
             if len(text) > MAX_HEADER_BYTES:
                 allowed = f"allowed: up to {MAX_HEADER_BYTES >> 20} MiB"
                 raise FlopwiseError(f"the plan of this run has {len(text) >> 20} MiB", allowed)
@@ -70,7 +75,9 @@ class Run:
                 sync_folder(building)
                 os.rename(building, path)
                 sync_folder(root)
-                return cls(path, header, lock)
+                run = cls(path, header, lock)
+                run._new = True
+                return run
             except BaseException:
                 files.release(lock)
                 shutil.rmtree(building, ignore_errors=True)
@@ -82,14 +89,13 @@ class Run:
         path = Path(path)
         header = read_header(path)
         with files.explain_errors("write to", path):
+            lock = files.lock_run(path, "wait until it ends, or begin a new run")
             try:
-                lock = files.take_lock(path / files.LOCK)
-            except files.BusyError:
-                hint = "wait until it ends, or begin a new run"
-                raise FlopwiseError(f"{path} is being written by another process", hint) from None
-            try:
-                _cut_torn_tail(path / files.POINTS, end_of_last_row)
-                _cut_torn_tail(path / files.TRAINING, end_of_last_line)
+                remove_partials(path)
+                for table, form in ((files.POINTS, RowHead), (files.TRAINING, dict)):
+                    _cut_torn_tail(path / table, form)
+                taken_out = repair_table(path / files.POINTS, RowHead)  # what was lost is measured again
+                write_sums(path, (*read_sums(path).repaired, *taken_out) if taken_out else None)
                 return cls(path, header, lock)
             except BaseException:
                 files.release(lock)
@@ -102,23 +108,12 @@ class Run:
 
     def append(self, point: Point) -> None:
         """Add a row. When this returns, the row is on the disk; when it raises, the table reads as before."""
-        if self._fd is None:
+        if self._table is None:
             raise FlopwiseError(f"{self.path} is closed", "reopen the run to append to it")
-        row = _encode(point)
         with files.explain_errors("write to", self.path):
-            start, was_torn = os.fstat(self._fd).st_size, self._torn
-            self._torn = True
-            try:
-                # After a torn row a newline first: the torn one then is a line of its own, which readers skip.
-                write_all(self._fd, b"\n" + row if was_torn else row)
-                os.fsync(self._fd)
-                self._torn = False
-            except BaseException:
-                if self._lock is not None:  # without a lock, what follows `start` might be another writer's
-                    with contextlib.suppress(OSError):
-                        os.ftruncate(self._fd, start)
-                        self._torn = was_torn
-                raise
+            self._table.append(_encode(point))
+            if point.trace_file or point.memory_file:  # a kill leaves them as they are now
+                write_sums(self.path)
 
     def log_path(self, key: str) -> Path:
         """Where the worker that measures `key` writes its log; the folder is there."""
@@ -142,10 +137,11 @@ class Run:
 
     def close(self) -> None:
         """Close the table and give the lock back. Closing twice does nothing."""
-        fd, self._fd = self._fd, None
+        table, self._table = self._table, None
         lock, self._lock = self._lock, None
-        if fd is not None:
-            os.close(fd)
+        if table is not None:
+            table.close()
+            write_sums(self.path)
         files.release(lock)
 
     def __enter__(self) -> Self:
@@ -155,6 +151,17 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        if self._new and kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """Of a run that was stopped before its first row nothing stays."""
+        table = self.path / _TABLES.get(self.header.kind, files.POINTS)
+        if not table.exists() or not table.stat().st_size:
+            away = self.path.with_name(f"{files.REMOVED}{self.id}-{secrets.token_hex(4)}")
+            with contextlib.suppress(OSError):
+                os.rename(self.path, away)
+                shutil.rmtree(away)
 
 
 def receive(root: str | Path, contents: Mapping[str, bytes]) -> Path:
@@ -193,7 +200,7 @@ def _encodable(text: str) -> str:
 def _encode(point: Point) -> bytes:
     """A point as one line, checked to be readable: a row that cannot be read again would be lost silently."""
     try:
-        row = msgspec.json.encode(point) + b"\n"
+        row = msgspec.json.encode(point)
         _POINT.decode(row)
     except UNREADABLE as error:
         hint = "one of its values cannot be written as JSON"
@@ -204,12 +211,12 @@ def _encode(point: Point) -> bytes:
     return row
 
 
-def _cut_torn_tail(points: Path, end_of: Callable[[Path], int]) -> None:
+def _cut_torn_tail(points: Path, form: Any) -> None:
     """Cut a table back to its last whole row. The bytes are copied aside first: a kill in between loses nothing."""
     if not points.exists():
         return
     with open(points, "rb+", opener=lambda path, flags: os.open(path, flags | NO_FOLLOW)) as table:
-        end = end_of(points)
+        end = read_table(points, form).end
         table.seek(end)
         aside = _first_free(points)
         with contextlib.ExitStack() as stack:

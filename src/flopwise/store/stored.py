@@ -2,26 +2,29 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
-from flopwise.errors import FlopwiseError
+from flopwise.collector import no_collector
+from flopwise.errors import Damaged, FlopwiseError
+from flopwise.records.possible import impossible
 from flopwise.records.printed import Printed
 from flopwise.records.run import INTERRUPTED, OK, SCHEMA, UNMEASURED, Point, PointHead, RunHeader
 from flopwise.records.training import FINISHED
 from flopwise.records.tuning import Ended
 from flopwise.spec.workload import Trial
 from flopwise.store import files
-from flopwise.store.rows import read_rows
+from flopwise.store.rows import UNREADABLE, Table, read_rows, read_table
+from flopwise.store.seals import CHANGED, alone_is_sound
+from flopwise.store.sums import FileSum, Sums, read_sums
 
-MAX_ROW_BYTES = 64 * 2**20  # a million samples of four phases are about this much
 MAX_HEADER_BYTES = 256 * 2**20  # ten thousand trials are about 10 MiB
 LAB_KIND, TUNE_KIND, TRAIN_KIND = "lab", "tune", "train"
-# What decoding a hostile file may raise; the checks of spec raise FlopwiseError.
-UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, FlopwiseError)
 
 RowHead = PointHead[msgspec.Raw]  # the samples are skipped, which is several times faster than decoding them
 _Decoded = TypeVar("_Decoded")
@@ -34,16 +37,19 @@ class StoredRun(Printed, msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     header: RunHeader
     points: tuple[Point, ...]  # in the plan's order; those that are not in the plan after it
-    warnings: tuple[str, ...] = ()  # rows that could not be read
+    warnings: tuple[str, ...] = ()  # what was left out, or may be wrong, as the files are damaged
+    repaired: tuple[str, ...] = ()  # of the warnings: what `runs check --repair` took out before
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a run; another process may be writing it."""
         path = Path(path)
-        header = read_header(path)
-        table = read_table(path / files.POINTS, Point)
+        with no_collector():
+            header, sums = read_header(path), read_sums(path)
+            table = read_table(path / files.POINTS, Point)
         rows = _latest(table.rows, _plan(header))
-        return cls(path=path, header=header, points=tuple(rows.values()), warnings=tuple(table.warnings))
+        warnings = (*header_damage(path, sums), *table.warnings, *sums.repaired)
+        return cls(path=path, header=header, points=tuple(rows.values()), warnings=warnings, repaired=sums.repaired)
 
     def missing(self) -> tuple[Trial, ...]:
         """The planned trials that still have to be measured, each once, in the plan's order."""
@@ -57,7 +63,21 @@ class StoredRun(Printed, msgspec.Struct, frozen=True, kw_only=True):
     def damage(self) -> tuple[str, ...]:
         """What of the run is lost: rows that cannot be read, and planned points that have none."""
         lost = len(self.missing())
-        return (*self.warnings, *([f"{lost} of {len(self.header.trials)} points are missing"] if lost else []))
+        damaged = (one for one in self.warnings if one not in self.repaired)
+        return (*damaged, *([f"{lost} of {len(self.header.trials)} points are missing"] if lost else []))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What every view of the run says: what is damaged, was repaired, and is missing for it; nothing of a sound run."""
+        return tuple(dict.fromkeys((*self.warnings, *self.damage()))) if self.warnings else ()
+
+    def sound(self) -> Self:
+        """The run, if nothing of it is damaged: for what shows a part of it, and would not say what is lost."""
+        damaged = [one for one in self.warnings if one not in self.repaired]
+        if damaged:
+            hint = f"flopwise runs check --repair {self.header.id} leaves what is sound; runs show shows it"
+            raise Damaged(f"the run {self.header.id} is damaged: {damaged[0]}", hint)
+        return self
 
     def headline(self) -> str:
         ok = sum(point.status == OK for point in self.points)
@@ -76,20 +96,30 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 def tally(path: Path, header: RunHeader) -> Tally:
     """Count a run's rows by status; of a run of the lab, its experiments."""
+    sums = read_sums(path)
+    damage = [*header_damage(path, sums), *sums.repaired]
     if header.kind == LAB_KIND:
-        rows = read_rows(path / files.LAB, _LabRow, "experiments")
-        ok, failed = _counts(row.status for row in rows if row.status)
-        planned = sum(len(row.experiments) for row in rows)
-        return Tally(ok=ok, failed=failed, planned=planned, complete=ok + failed >= planned)
+        lab = read_rows(path / files.LAB, _LabRow, "experiments")
+        ok, failed = _counts(row.status for row in lab.rows if row.status)
+        planned = sum(len(row.experiments) for row in lab.rows)
+        warnings = (*damage, *lab.warnings)
+        return Tally(ok=ok, failed=failed, planned=planned, complete=ok + failed >= planned, warnings=warnings)
+    points = read_table(path / files.POINTS, RowHead)
+    damage += points.warnings
     if header.kind == TRAIN_KIND:
-        finished = _statuses_of_training(path)[-1:] == [FINISHED]
-        return Tally(ok=int(finished), failed=0, planned=1, complete=finished)
-    table = read_table(path / files.POINTS, RowHead)
+        steps = _training_table(path)
+        finished = [row.status for row in steps.rows[-1:]] == [FINISHED]
+        return Tally(ok=int(finished), failed=0, planned=1, complete=finished, warnings=(*damage, *steps.warnings))
     plan = _plan(header)
-    latest = _latest(table.rows, plan)
+    latest = _latest(points.rows, plan)
     ok, failed = _counts(row.status for row in latest.values())
-    complete = not _missing(header, latest) and (header.kind != TUNE_KIND or _has_ended(path))
-    return Tally(ok=ok, failed=failed, planned=len(plan), complete=complete, warnings=tuple(table.warnings))
+    ended = True
+    if header.kind == TUNE_KIND:
+        tuning = _tuning_table(path)
+        ended = any(row.row == Ended.__struct_config__.tag for row in tuning.rows)
+        damage += tuning.warnings
+    complete = ended and not _missing(header, latest)
+    return Tally(ok=ok, failed=failed, planned=len(plan), complete=complete, warnings=tuple(damage))
 
 
 def _counts(statuses: Iterable[str]) -> tuple[int, int]:
@@ -111,13 +141,16 @@ def has_measured(path: Path) -> bool:
     """
     kind = _read_header(path, _HeaderStart).kind
     if kind == TUNE_KIND:
-        return (path / files.TUNING).is_file() and bool(read_rows(path / files.TUNING, _TuningRow, "tuning"))
+        return bool(_tuning_table(path).rows)
     if kind == TRAIN_KIND:
-        return "" in _statuses_of_training(path)[1:]
+        return "" in [row.status for row in _training_table(path).rows[1:]]
     if kind == LAB_KIND:
-        statuses = {row.status for row in read_rows(path / files.LAB, _LabRow, "experiments")}
+        statuses = {row.status for row in read_rows(path / files.LAB, _LabRow, "experiments").rows}
         return bool(statuses & {OK, INTERRUPTED})
-    rows = read_table(path / files.POINTS, _Outcome).rows
+    table = read_table(path / files.POINTS, _Outcome)
+    if table.warnings and not table.rows:
+        raise FlopwiseError(f"{path.name}: {table.warnings[0]}", "flopwise runs check says more")
+    rows = table.rows
     statuses = {OK if row.memory_file else row.status for row in rows}
     return OK in statuses or (statuses == {INTERRUPTED} and any(row.phases for row in rows))
 
@@ -131,19 +164,19 @@ class _TrainingRow(msgspec.Struct, frozen=True):
     status: str = ""  # of the last row alone
 
 
-def _statuses_of_training(path: Path) -> list[str]:
+def _training_table(path: Path) -> Table[_TrainingRow]:
     table = path / files.TRAINING
-    return [row.status for row in read_rows(table, _TrainingRow, "steps")] if table.is_file() else []
+    return read_rows(table, _TrainingRow, "steps") if table.is_file() else Table()
 
 
 class _TuningRow(msgspec.Struct, frozen=True):
     row: str = ""  # the tag of records.tuning
 
 
-def _has_ended(path: Path) -> bool:
-    """Whether a tuning's last row was written: the plan of its points is its first step alone."""
-    table, ended = path / files.TUNING, Ended.__struct_config__.tag
-    return table.is_file() and any(one.row == ended for one in read_rows(table, _TuningRow, "tuning"))
+def _tuning_table(path: Path) -> Table[_TuningRow]:
+    """Whether its last row was written says more than the plan of its points, which is the first step alone."""
+    table = path / files.TUNING
+    return read_rows(table, _TuningRow, "tuning") if table.is_file() else Table()
 
 
 def read_header(path: Path) -> RunHeader:
@@ -158,8 +191,31 @@ class _HeaderStart(msgspec.Struct, frozen=True):
 
 
 def created_ns(path: Path) -> int:
-    """When the run at `path` was begun; its plan is skipped."""
+    """When the run at `path` was begun; its plan is skipped. A damaged header is not asked: the id has the second."""
+    if header_damage(path, read_sums(path)) and (begun := begun_ns(path.name)):
+        return begun + _LATE_NS
     return _read_header(path, _HeaderStart).created_ns
+
+
+_LATE_NS = 10**9 - 1  # of runs begun in one second, a damaged one counts as the last: it is not passed over
+
+
+def begun_ns(run: str) -> int:
+    """The time in a run's id; 0 where it has none."""
+    try:
+        return int(datetime.strptime(run[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()) * 10**9
+    except ValueError:
+        return 0
+
+
+def header_damage(path: Path, sums: Sums) -> list[str]:
+    """A line for a header, or sums, that are not as they were written."""
+    found, known, file = [sums.problem] if sums.problem else [], sums.files.get(files.HEADER), path / files.HEADER
+    with files.explain_errors("read", file):
+        text = files.read_limited(file, MAX_HEADER_BYTES)
+        if not alone_is_sound(text) or (known is not None and FileSum(len(text), zlib.crc32(text)) != known):
+            found.append(f"{files.HEADER} {CHANGED}; its name, command and plan may be wrong")
+    return found
 
 
 def _read_header(path: Path, form: type[_Decoded]) -> _Decoded:
@@ -176,66 +232,16 @@ def _read_header(path: Path, form: type[_Decoded]) -> _Decoded:
             raise FlopwiseError(newer, "upgrade flopwise to read it")
         if schema < 1:
             raise FlopwiseError(f"{file} has schema = {schema}", f"allowed: 1 to {SCHEMA}")
-        return msgspec.json.decode(text, type=form)
+        header = msgspec.json.decode(text, type=form)
+        if odd := impossible(header):
+            raise ValueError(f"{odd} is impossible")
+        return header
     except FlopwiseError as error:
         message = error.message if str(path) in error.message else f"{file}: {error.message}"
         raise FlopwiseError(message, error.hint) from None
     except UNREADABLE as error:
         hint = "the file is damaged, or flopwise did not write it"
         raise FlopwiseError(f"{file} is not a run's header: {error}", hint) from None
-
-
-class _Line(NamedTuple):
-    end: int  # offset of the byte after it
-    text: bytes  # with its newline; a line that is too long is cut
-    whole: bool  # it ends in a newline
-
-
-def _lines(table: BinaryIO) -> Iterator[_Line]:
-    """The lines of a file, never more than one of them in memory, and never more than MAX_ROW_BYTES of it."""
-    end = 0
-    while text := table.readline(MAX_ROW_BYTES + 1):
-        end, last = end + len(text), text
-        while not last.endswith(b"\n") and (last := table.readline(2**20)):
-            end += len(last)
-        yield _Line(end, text, (last or text).endswith(b"\n"))
-
-
-class Table(msgspec.Struct, Generic[_Row]):
-    """The readable rows of a `points.jsonl`, in the order written, and what could not be read."""
-
-    rows: list[_Row] = []
-    warnings: list[str] = []
-    end: int = 0  # of the last readable row
-
-
-def read_table(path: Path, form: type[_Row]) -> Table[_Row]:
-    """Read as far as possible; a row that is torn or damaged costs a warning, not the run."""
-    table: Table[_Row] = Table()
-    if not path.exists():
-        return Table(warnings=[f"{path.name} is missing: no rows"])
-    if not path.is_file():
-        raise FlopwiseError(f"{path} is not a plain file", "a run is a folder that flopwise wrote")
-    decode = msgspec.json.Decoder(form).decode
-    with files.explain_errors("read", path), path.open("rb") as file:
-        for number, line in enumerate(_lines(file), start=1):
-            if not line.whole:
-                table.warnings.append(f"{path.name}: the last row is torn (line {number}): ignored")
-            elif len(line.text) > MAX_ROW_BYTES:
-                limit = f"{MAX_ROW_BYTES >> 20} MiB"
-                table.warnings.append(f"{path.name}: line {number} is longer than {limit}: refused")
-            elif line.text != b"\n":
-                try:
-                    table.rows.append(decode(line.text))
-                    table.end = line.end
-                except UNREADABLE as error:
-                    table.warnings.append(f"{path.name}: line {number} cannot be read: skipped ({error})")
-    return table
-
-
-def end_of_last_row(points: Path) -> int:
-    """How much of a table is whole rows; after it comes nothing, or what a killed writer left."""
-    return read_table(points, RowHead).end
 
 
 def keys(trials: Iterable[Trial]) -> tuple[str, ...]:

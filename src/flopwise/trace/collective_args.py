@@ -13,6 +13,7 @@ import msgspec
 import polars as pl
 
 from flopwise.spec.dtypes import ITEM_BYTES, from_kineto
+from flopwise.trace.columns import MOST_BYTES
 from flopwise.trace.tables import COLLECTIVE_ARGS, NO_ID
 
 KERNEL, RANGE = "kernel", "range"
@@ -21,6 +22,7 @@ _RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc):\w")
 _KERNELS = ("kernel", "Kernel")
 _LONGEST = 4096  # letters of a group's list of ranks
 _LARGEST = 1 << 62
+MOST_COLLECTIVES, MOST_CHARACTERS = 500_000, 16_000_000  # that are kept of a trace
 # How PyTorch names a tensor's type here, and what it is called elsewhere.
 _DTYPES = {
     "Double": "fp64",
@@ -65,11 +67,21 @@ class _Event(msgspec.Struct, Generic[Microseconds], gc=False):
     args: _Args = msgspec.field(default_factory=_Args)
 
 
+class _Told(msgspec.Struct, gc=False):
+    """What is kept of an event: its time as written, and its row."""
+
+    ts: Any
+    row: tuple[Any, ...]
+
+
 class CollectiveArgs:
-    """Grows with the chunks of a file; `events` are kept whole until the times of all are known."""
+    """Grows with the chunks of a file, up to a limit; the times are kept as written until those of all events are known."""
 
     def __init__(self, exact: bool) -> None:
-        self.events: list[_Event[Any]] = []
+        self.events: list[_Told] = []
+        self.left_out = 0
+        self._texts: dict[str, str] = {}  # each once
+        self._left = MOST_CHARACTERS
         self._decoder: msgspec.json.Decoder[list[_Event[Any]]]
         self._decoder = msgspec.json.Decoder(list[_Event[msgspec.Raw]] if exact else list[_Event[float]])
 
@@ -81,11 +93,25 @@ class CollectiveArgs:
             events = self._decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
-        self.events += [event for event in events if _tells(event)]
+        told = [event for event in events if _tells(event)]
+        some = told[: max(0, MOST_COLLECTIVES - len(self.events))]
+        self.left_out += len(told) - len(some)
+        self.events += [_Told(event.ts, tuple(map(self._once, _row(event)))) for event in some]
+
+    def _once(self, value: Any) -> Any:
+        """The same text is held once; '' beyond the limit."""
+        if not isinstance(value, str):
+            return value
+        if value not in self._texts:
+            if self._left < len(value):
+                return ""
+            self._left -= len(value)
+            self._texts[value] = value
+        return self._texts[value]
 
     def table(self, starts_ns: Any) -> pl.DataFrame:
         """COLLECTIVE_ARGS, of events that begin at these times."""
-        rows = [_row(event) for event in self.events]
+        rows = [event.row for event in self.events]
         columns = list(zip(*rows, strict=True)) if rows else [()] * (len(COLLECTIVE_ARGS) - 1)
         data = {"start_ns": pl.Series(starts_ns, dtype=pl.Int64)}
         names = [name for name in COLLECTIVE_ARGS if name != "start_ns"]
@@ -117,7 +143,7 @@ def _row(event: _Event[Any]) -> tuple[Any, ...]:
         _text(args.ranks),
         _whole(args.size, 0),
         _whole(args.sequence, NO_ID),
-        min(n_bytes, _LARGEST) or NO_ID,
+        n_bytes if 0 < n_bytes <= MOST_BYTES else NO_ID,
         _whole(args.source, NO_ID),
         _whole(args.target, NO_ID),
     )

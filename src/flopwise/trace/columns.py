@@ -1,18 +1,27 @@
 """Columns that grow while a file is read, the tables made of them, and row lookup by pairs of ids for whole arrays."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.tables import NO_ID, TABLES
+from flopwise import units
+from flopwise.errors import FlopwiseError
+from flopwise.records.note import Note, counted
+from flopwise.trace.tables import LONGEST_NS, NO_ID, TABLES
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+NumberType = type[np.int64 | np.uint32 | np.bool_]
 Pair = tuple[Ints, Ints]  # a process and its correlation id, a process and its thread
 
 _FEW = 1000  # rows below which compacting is not worth it
 _KEY_LIMIT = 2**62  # keys are int64
+_LONGEST_SUM_NS = 2.0**62  # 146 years
+MOST_BYTES = 1 << 46  # of a copy: 70 TB, more than a machine has
+CAPTURE_AGAIN = "capture it again"
 _TABLE = 1 << 25  # flags in a table, a byte each
 
 
@@ -26,7 +35,7 @@ class GrowingColumn:
     array([            1,             2, 1099511627776])
     """
 
-    def __init__(self, dtype: type[np.int64 | np.uint32 | np.bool_] = np.int64) -> None:
+    def __init__(self, dtype: NumberType = np.int64) -> None:
         self._bytes = bytearray()
         self._wide: np.dtype[Any] = np.dtype(dtype)
         self._dtype: np.dtype[Any] = np.dtype(np.int32) if dtype is np.int64 else self._wide
@@ -39,9 +48,13 @@ class GrowingColumn:
     def __len__(self) -> int:
         return len(self._bytes) // self._dtype.itemsize
 
+    def stored(self) -> NDArray[Any]:
+        """All values as they are kept."""
+        return np.frombuffer(self._bytes, self._dtype)
+
     def values(self, order: NDArray[np.integer] | slice = slice(None)) -> NDArray[Any]:
         """All values at full width, in another order if one is given; a copy where they were kept narrow."""
-        values: NDArray[Any] = np.frombuffer(self._bytes, self._dtype)[order].astype(self._wide, copy=False)
+        values: NDArray[Any] = self.stored()[order].astype(self._wide, copy=False)
         return values
 
 
@@ -59,8 +72,43 @@ def compact(columns: dict[str, NDArray[Any]]) -> pl.DataFrame:
 
 
 def shaped_tables(tables: dict[str, pl.DataFrame]) -> dict[str, Any]:
-    """The tables of a Trace, each with exactly the columns of its schema; they are taken out of `tables` one by one."""
+    """The tables of a Trace, each with exactly the columns of its schema; they are taken out of `tables` one by one.
+
+    Refuses what would not add up in 64 bits: no program ran a hundred years.
+    """
+    for name, table in tables.items():
+        if "end_ns" in table.columns:
+            length_ns = float(
+                table["end_ns"].to_numpy().sum(dtype=float) - table["start_ns"].to_numpy().sum(dtype=float)
+            )
+            if length_ns > _LONGEST_SUM_NS:
+                years = f"{length_ns / 3.156e16:,.0f} years"
+                raise FlopwiseError(
+                    f"the {name} of this trace take {years} together: its times are damaged", CAPTURE_AGAIN
+                )
     return {name: _shaped(tables.pop(name), TABLES[name]) for name in list(tables)}
+
+
+def near(starts: Sequence[Ints]) -> tuple[int, int] | None:
+    """From when to when the events of a trace begin that began at about the same time as most of them; None: all of them.
+
+    >>> near([np.array([5, 6, 7])]), near([np.array([0, 2**60, 2**60 + 9])]) == (2**60 - LONGEST_NS, 2**60 + LONGEST_NS)
+    (None, True)
+    """
+    known = [some for some in starts if len(some)]
+    if not known or max(int(some.max()) for some in known) - min(int(some.min()) for some in known) < LONGEST_NS:
+        return None
+    middle = int(np.partition(whole := np.concatenate(known), len(whole) // 2)[len(whole) // 2])
+    return middle - LONGEST_NS, middle + LONGEST_NS
+
+
+def known_bytes(copies: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:
+    """Copies without sizes that no memory has; a note says how many those were."""
+    absurd = copies["bytes"] > MOST_BYTES
+    if not (n := int(absurd.sum())):
+        return copies, ()
+    copies = copies.with_columns(bytes=pl.when(absurd).then(pl.lit(NO_ID, pl.Int64)).otherwise("bytes"))
+    return copies, counted(sizes=(n, "copy", f"of more than {units.size(MOST_BYTES)}: its size is not counted"))
 
 
 def _shaped(table: pl.DataFrame, schema: dict[str, Any]) -> pl.DataFrame:
@@ -112,7 +160,7 @@ def first_rows(wanted: Pair, known: Pair) -> Ints:
     return rows
 
 
-def among(values: Ints, ids: Ints) -> NDArray[np.bool_]:
+def among(values: Ints, ids: Ints) -> Flags:
     """Whether each value is one of the ids; ids that count from 1, as correlation ids do, are looked up in a table of flags.
 
     >>> among(np.array([3, 9, -1]), np.array([1, 3]))

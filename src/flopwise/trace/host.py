@@ -27,6 +27,7 @@ _NO_SCOPE = re.compile(
 )
 SEPARATOR = "/"  # between the ranges of a path
 _DEEPEST = 64  # ranges nested deeper are left out of the path: no model is, a hostile file may be
+_MOST_CHARACTERS = 32_000_000  # of all paths: beyond, a path is its innermost range
 _DOTTED, _NUMBERED = re.compile(r"^\w+(\.\w+)+$"), re.compile(r"\.\d+(\.|$)")  # layers.0.attn; one would backtrack
 _WRAPPED = re.compile(r"^(?:nn\.Module: (.+)|## Call (CompiledFxGraph \S+) ##|Optimizer\.\w+#(.+))$")
 _SCOPE_OP = re.compile(r"^Torch-Compiled Region|^## Call CompiledFxGraph |^Optimizer\.\w+#")  # as good as a module
@@ -321,14 +322,18 @@ class Scopes:
     def _path(self, chain: list[Ints]) -> tuple[Ints, list[str | None]]:
         """One number per distinct path, and the paths by number; from the outermost scope inwards, all rows at a time."""
         texts: list[str | None] = [None]
+        left = _MOST_CHARACTERS
         path = np.zeros(len(chain[0]), dtype=np.int64)
         count = len(self._texts) + 1
         for places in reversed(chain):
             here = np.flatnonzero(places >= 0)
-            longer, number = np.unique(path[here] * count + self._name(places[here]), return_inverse=True)
+            keys, number = np.unique(path[here] * count + self._name(places[here]), return_inverse=True)
             path[here] = len(texts) + number
-            pairs = [(texts[key // count], self._texts[key % count]) for key in longer.tolist()]
-            texts += [inner if outer is None else outer + SEPARATOR + inner for outer, inner in pairs]
+            pairs = [(texts[key // count], self._texts[key % count]) for key in keys.tolist()]
+            for outer, inner in pairs:
+                longer = inner if outer is None or left < len(outer) else outer + SEPARATOR + inner
+                left -= len(longer)
+                texts.append(longer)
         return path, texts
 
     def _name(self, places: Ints) -> Ints:

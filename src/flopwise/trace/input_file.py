@@ -1,7 +1,9 @@
 """Checks on a file that a user named: a regular one (a pipe would block, a folder cannot be read), and no gzip bomb."""
 
+import gzip
 import os
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from flopwise.errors import FlopwiseError
 
@@ -9,6 +11,7 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
 # Profilers' traces shrink 15 to 40 times, snapshots of memory 10 to 25; deflate's most is 1032. Small files may do as they like.
 INFLATED_RATIO, INFLATED_FREE = 100, 32 << 20
+MEMBERS_FREE = 4 << 20  # a file that does not shrink at all grows by a thousandth
 
 
 def check_file(path: Path, hint: str) -> None:
@@ -26,6 +29,31 @@ def check_file(path: Path, hint: str) -> None:
     else:
         problem, hint = "there is no such file", f"check the path; {hint}"
     raise FlopwiseError(f"cannot open {path}: {problem}", hint)
+
+
+class Unpacked(gzip.GzipFile):
+    """What a gzip file holds; one of millions of members that hold next to nothing is refused."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._packed = _PackedBytes(path, file)
+        super().__init__(fileobj=cast(BinaryIO, self._packed), mode="rb")
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self._packed.unpacked += len(data)
+        return data
+
+
+class _PackedBytes:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.unpacked = 0  # so far
+        self._path, self._file = path, file
+
+    def read(self, size: int = -1) -> bytes:
+        if (packed := self._file.tell()) > MEMBERS_FREE and 2 * self.unpacked < packed:
+            problem = f"{self._path} unpacks to less than half of its size: refused"
+            raise FlopwiseError(problem, "it is made of empty parts: compress it again, whole")
+        return self._file.read(size)
 
 
 def check_inflated(path: Path, packed_bytes: int, unpacked_bytes: int, most_bytes: int) -> None:

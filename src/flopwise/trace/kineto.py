@@ -23,11 +23,12 @@ import polars as pl
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note, counted
 from flopwise.trace.call_names import is_kept, puts_work
-from flopwise.trace.columns import among, first_rows, launching, one_call_each, shaped_tables
+from flopwise.trace.columns import among, first_rows, known_bytes, launching, one_call_each, shaped_tables
 from flopwise.trace.distributed_info import base_ns, distributed
 from flopwise.trace.gpu_names import MOST_GPUS, Described, device_name
 from flopwise.trace.kineto_columns import EventColumns, NeedsExactTimes, start_times
 from flopwise.trace.kineto_stream import EventStream, beginning
+from flopwise.trace.lanes import fold_lanes
 from flopwise.trace.op_inputs import op_inputs, sizes_of_inputs
 from flopwise.trace.op_shapes import sized_ops
 from flopwise.trace.tables import ANNOTATION, FOLDED, GRAPH_RUNS, MODULE, NO_ID, STEP, DeviceName, Trace
@@ -82,11 +83,13 @@ def _read(path: Path, exact: bool) -> Trace:
 
 def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     _refuse_others(columns, stream.path)
+    part = columns.cut(stream.path)
     names = tuple(columns.names)
     ops = _with_backward(columns.take("ops"), names)
     annotations, modules, calls = (columns.take(table) for table in ("annotations", "modules", "calls"))
     hosts = [table["process"] for table in (calls, ops, annotations, modules)]
     kernels, copies = (_with_process(columns.take(table), calls, hosts) for table in ("kernels", "copies"))
+    copies, odd_sizes = known_bytes(copies)
     kinds = [next((kind for kind, named in _COPY_KINDS.items() if named.search(name)), "other") for name in names]
     is_step, is_graph_launch = _named(names, _STEP), _named(names, _GRAPH_LAUNCH)
     steps_among_ops = ops.filter(is_step)  # as PyTorch wrote them before 1.12
@@ -96,6 +99,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
     inputs = columns.inputs.texts()
     gpus = _gpus(stream)
     starts = start_times(cast(Any, stream.collectives.events), columns.exact) - columns.earliest_ns
+    collective_args = stream.collectives.table(starts)
     shape, shapes = sizes_of_inputs(ops, names, inputs)
     tables = {
         "kernels": kernels,
@@ -110,6 +114,7 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         "calls": calls.filter(_holds(names, is_kept)),
         "captured": _captured(calls, names),
     }
+    folded = fold_lanes(tables)
     return Trace(
         source="kineto",
         path=str(stream.path),
@@ -120,12 +125,12 @@ def _trace(columns: EventColumns, stream: EventStream) -> Trace:
         op_inputs=op_inputs(ops["inputs"]),
         inputs=inputs,
         python_calls=columns.python_calls,
-        collective_args=stream.collectives.table(starts),
+        collective_args=part.of_times(collective_args) if part else collective_args,
         distributed=distributed(stream.metadata),
         begin_ns=columns.earliest_ns + base_ns(stream.metadata),
         gpu=next(iter(gpus.values()), DeviceName()).name,
         gpus=gpus,
-        notes=_notes(columns, stream, kernels, copies),
+        notes=(*(part.notes if part else ()), *_notes(columns, stream, kernels, copies), *odd_sizes, *folded),
     )
 
 
@@ -244,10 +249,11 @@ def _notes(columns: EventColumns, stream: EventStream, kernels: pl.DataFrame, co
         dropped=(
             columns.unusable + stream.dropped,
             "event",
-            "without a usable time or of a negative duration: dropped",
+            "without a usable time, far from all others or of a negative duration: dropped",
         ),
         incomplete=(columns.incomplete, "event", "not written as a complete span (ph is not X): not read"),
         unpaired=(columns.pairs.unpaired, "event", "without its beginning or its end: not read"),
+        collectives=(stream.collectives.left_out, "collective", "beyond the first: its group and size are not kept"),
         names=(columns.names.folded, "event", f"with a name {FOLDED}"),
         no_process=(orphans, "piece", "of GPU work of no known process"),
     )

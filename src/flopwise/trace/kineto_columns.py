@@ -8,6 +8,7 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,11 +16,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from flopwise.trace.columns import GrowingColumn, Ints, compact
+from flopwise.trace.columns import Ints, NumberType, compact, near
 from flopwise.trace.kineto_stream import INT_ARGS, NO_ARGS, NO_LIST, Args, Event
 from flopwise.trace.op_inputs import NO_INPUTS, Inputs
 from flopwise.trace.phases import is_compiler_function
+from flopwise.trace.spilled import PIECE_ROWS, GrowingTable, Rows
 from flopwise.trace.tables import LONGEST_NS, MAX_NAMES, MAX_NAMES_CHARACTERS, NO_ID, OTHER_NAMES
+from flopwise.trace.window import MOST_ROWS, Cut, cut, weight
 from flopwise.work.recorded import BETWEEN
 
 # Event categories, as written since PyTorch 1.12; the capitalised ones before.
@@ -54,6 +57,7 @@ _FOREIGN = re.compile(
 )
 _MOST_OTHERS = 1000
 _BATCH_BYTES = 2 << 20  # of records, before their columns are taken out
+HELD_ROWS = MOST_ROWS  # in memory; beyond, they go to a file
 
 LARGEST_START_NS = 1 << 61  # the year 2043 of the Unix epoch; and sums with durations within 64 bits
 NO_START = np.iinfo(np.int64).min
@@ -64,7 +68,7 @@ Pack = Callable[..., bytes]
 _BETWEEN = BETWEEN.encode()
 
 
-class _Numbers(dict[str, int]):
+class Numbers(dict[str, int]):
     """The position of each string, in order of first sight; beyond the limits, all are one."""
 
     characters = folded = 0
@@ -82,22 +86,22 @@ class EventColumns:
     """Typed columns per table, grown chunk by chunk; no event outlives its chunk."""
 
     def __init__(self, exact: bool) -> None:
-        self.names = _Numbers()
+        self.names = Numbers()
         self.inputs = Inputs()
         self.pairs = EventPairs(exact)
         self.events = 0
         self.python_calls = 0
-        self.earliest_ns = LARGEST_START_NS
+        self.earliest_ns, self._latest_ns = LARGEST_START_NS, -LARGEST_START_NS
         self.unusable = 0
         self.incomplete = 0
         self.others: set[str] = set()  # categories that are not read
         self.exact = exact
-        self._texts = _Numbers()
+        self._texts = Numbers()
         self._records = {table: _record(table, exact) for table in _ARGS_OF}
         self._pack: dict[str, Pack] = {table: _format(record).pack for table, record in self._records.items()}
         self._packed: dict[str, list[bytes]] = {table: [] for table in _ARGS_OF}
         self._size = dict.fromkeys(_ARGS_OF, 0)
-        self._columns = {table: _growing(table) for table in _ARGS_OF}
+        self._tables = {table: GrowingTable(_types(table)) for table in _ARGS_OF}
 
     def add(self, events: Events) -> None:
         self.events += len(events)
@@ -197,7 +201,8 @@ class EventColumns:
         if not usable.all():
             self.unusable += int((~usable).sum())
             rows, start, duration = rows[usable], start[usable], duration[usable]
-        self.earliest_ns = min(self.earliest_ns, int(start.min(initial=self.earliest_ns)))
+        self.earliest_ns = int(start.min(initial=self.earliest_ns))
+        self._latest_ns = int(start.max(initial=self._latest_ns))
         part = {"start_ns": start, "end_ns": start + duration}
         part |= {name: rows[name] for name in self._records[table].names or () if name not in ("ts", "dur")}
         if table in ON_GPU:  # a device or stream that args do not give is the event's pid or tid
@@ -206,32 +211,62 @@ class EventColumns:
         for name in ("correlation", "graph_node"):  # they count from 1; writers put 0 where there is none
             if name in part:
                 part[name] = np.where(rows[name] > 0, rows[name], NO_ID)
-        for name, growing in self._columns[table].items():
-            growing.append(part[name])
+        self._tables[table].append(part)
+        if self._tables[table].held >= PIECE_ROWS and weight(self._tables) > HELD_ROWS:
+            self._tables[table].spill()
 
     def count(self, table: str) -> int:
         """Rows of a table so far."""
-        return self._size[table] // self._records[table].itemsize + len(self._columns[table]["name"])
+        return self._size[table] // self._records[table].itemsize + len(self._tables[table])
 
     def rows(self) -> int:
         """Usable events of all tables so far."""
         for table, size in self._size.items():
             if size:
                 self._unpack(table)
-        return sum(len(columns["name"]) for columns in self._columns.values())
+        return sum(map(len, self._tables.values()))
+
+    def cut(self, path: Path) -> Cut | None:
+        """Of a trace that is too long to be explained at once, keep whole steps from its middle."""
+        kept = None
+        if self.rows() and weight(self._tables) > MOST_ROWS:
+            kept = cut(self._tables, list(self.names), str(path))
+            self.python_calls = round(self.python_calls * kept.share)
+            self.earliest_ns = kept.window.low_ns
+        self._drop_strays()
+        return kept
+
+    def _drop_strays(self) -> None:
+        """Events of another year than the others: a clock that was not set, or a time that is damaged."""
+        if self._latest_ns - self.earliest_ns < LONGEST_NS:
+            return
+        starts = [rows["start_ns"] for table in self._tables.values() for rows in table.pieces("start_ns")]
+        if (usual := near(starts)) is None:
+            return
+        before = self.rows()
+        for table in self._tables.values():
+            table.keep(lambda rows: _between(rows, *usual), len(table))
+        self.unusable += before - self.rows()
+        starts = [rows["start_ns"] for table in self._tables.values() for rows in table.pieces("start_ns")]
+        self.earliest_ns = min(int(some.min()) for some in starts)
 
     def take(self, table: str) -> pl.DataFrame:
         """Hand over a table, from time zero, sorted by start and, where two start together, the enclosing one first."""
         if self._size[table]:
             self._unpack(table)
-        growing, self._columns[table] = self._columns[table], _growing(table)
-        start, end = (growing.pop(name).values() - self.earliest_ns for name in ("start_ns", "end_ns"))
+        growing, self._tables[table] = self._tables[table], GrowingTable(_types(table))
+        start, end = (growing.pop(name) - self.earliest_ns for name in ("start_ns", "end_ns"))
         order = np.lexsort((-end, start))
         columns = {"start_ns": start[order], "end_ns": end[order]}
         del start, end
-        for name in list(growing):
-            columns[name] = growing.pop(name).values(order)
+        for name in _columns(table)[2:]:
+            columns[name] = growing.pop(name, order)
         return compact(columns)
+
+
+def _between(rows: Rows, low_ns: int, high_ns: int) -> Rows:
+    chosen = (rows["start_ns"] >= low_ns) & (rows["start_ns"] <= high_ns)
+    return {name: values[chosen] for name, values in rows.items()}
 
 
 def _is_kept(function: str) -> bool:
@@ -239,8 +274,8 @@ def _is_kept(function: str) -> bool:
     return not _FOREIGN.search(function) or is_compiler_function(function)
 
 
-def _growing(table: str) -> dict[str, GrowingColumn]:
-    return {name: GrowingColumn(np.uint32 if name in ("name", "inputs") else np.int64) for name in _columns(table)}
+def _types(table: str) -> dict[str, NumberType]:
+    return {name: np.uint32 if name in ("name", "inputs") else np.int64 for name in _columns(table)}
 
 
 def _record(table: str, exact: bool) -> np.dtype[np.void]:

@@ -6,7 +6,6 @@ bytes, the end of the list) is the text scanned for its structure, then repaired
 """
 
 import contextlib
-import gzip
 import re
 import zlib
 from collections.abc import Iterator
@@ -18,11 +17,13 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.records.note import Note
 from flopwise.trace.collective_args import CollectiveArgs
-from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file, check_inflated
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, Unpacked, check_file, check_inflated
 from flopwise.trace.json_text import Structure, repaired
 
 CHUNK_BYTES = 1 << 16  # larger chunks read slower: the decoded events fall out of the CPU's cache
 EVENT_BYTES = 16 << 20  # the largest event, header or trailer that is held in memory
+MOST_LOOSE = 1_000_000  # events that are read one by one, which takes ten times as long
+_MANY_COMMAS = 100_000  # per object: a list of something else
 NESTING = 400  # below Python's recursion limit, far above what a profiler writes (4)
 INFLATED_BYTES = 64 << 30  # what a gzip file may unpack to
 
@@ -56,6 +57,7 @@ NO_ARGS = Args()
 INT_ARGS = [
     (field.name, field.encode_name, field.default) for field in msgspec.structs.fields(Args) if field.type is int
 ]
+_INT_KEYS = frozenset(key for _, key, _ in INT_ARGS)
 NO_TIME: Any = float("nan")
 
 
@@ -101,7 +103,7 @@ class FileBytes:
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             reason = getattr(error, "strerror", None) or error
             raise FlopwiseError(f"cannot open {path}: {reason}", "check that you may read it") from None
-        self._file = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw)) if self.gzipped else self._raw
+        self._file = cast(BinaryIO, Unpacked(path, self._raw)) if self.gzipped else self._raw
         self.total = 0
 
     def read(self, size: int) -> bytes:
@@ -148,6 +150,7 @@ class EventStream:
         self._event_decoder: msgspec.json.Decoder[Event[Any]]
         self._event_decoder = msgspec.json.Decoder(Event[msgspec.Raw] if exact else Event[float])
         self._exact = exact
+        self._loose = 0
 
     def __iter__(self) -> Iterator[list[Event[Any]]]:
         try:
@@ -163,7 +166,7 @@ class EventStream:
         while True:
             data = self._bytes.read(_next_size(rest))
             rest += data
-            cut = _likely_seam(rest) if data else 0
+            cut = likely_seam(rest) if data else 0
             try:
                 events = self._decode(b"".join((opening, memoryview(rest)[:cut], b"]"))) if cut else None
             except msgspec.DecodeError:
@@ -267,7 +270,16 @@ class EventStream:
             return self._decode_loosely(text)
 
     def _decode_loosely(self, text: bytes) -> list[Event[Any]]:
-        loose = [self._loose_event(raw) for raw in _RAW_EVENTS.decode(text)]
+        if text.count(b",") > _MANY_COMMAS * (1 + text.count(b"{")):
+            raise FlopwiseError(f"{self.path} is not a profiler's trace: its list holds no events", _WHAT_IS_READ)
+        found = _RAW_EVENTS.decode(text)
+        self._loose += len(found)
+        if self._loose > MOST_LOOSE:
+            message = (
+                f"{self.path} is not a PyTorch trace: more than {MOST_LOOSE:,} events are near others of odd types"
+            )
+            raise FlopwiseError(message, _WHAT_IS_READ)
+        loose = [self._loose_event(raw) for raw in found]
         events = [event for event in loose if event is not None]
         self.dropped += len(loose) - len(events)
         return events
@@ -277,12 +289,16 @@ class EventStream:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             return self._event_decoder.decode(raw)
         try:
-            event = _LOOSE_EVENT.decode(repaired(bytes(raw)))
-        except msgspec.DecodeError:
-            return None
+            event = _LOOSE_EVENT.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            try:
+                event = _LOOSE_EVENT.decode(repaired(bytes(raw)))
+            except msgspec.DecodeError:
+                return None
         start = event.ts if self._exact else _number(event.ts)
         given = event.args if isinstance(event.args, dict) else {}
-        whole: dict[str, Any] = {name: _whole(given.get(key), default) for name, key, default in INT_ARGS}
+        known = given.keys() & _INT_KEYS
+        whole: dict[str, Any] = {name: _whole(given[key], default) for name, key, default in INT_ARGS if key in known}
         pid, tid = (value if isinstance(value, str) else _whole(value, -1) for value in (event.pid, event.tid))
         return Event(str(event.ph), str(event.cat), str(event.name), pid, tid, start, _number(event.dur), Args(**whole))
 
@@ -330,7 +346,7 @@ def _next_size(held: bytes) -> int:
     return max(CHUNK_BYTES, min(len(held), 4 << 20))
 
 
-def _likely_seam(text: bytes) -> int:
+def likely_seam(text: bytes) -> int:
     """Just past the last event that another seems to follow; 0 if the text does not look so."""
     at = len(text)
     for _ in range(16):  # an object among an event's args also ends in '},', but is followed by a key

@@ -8,6 +8,7 @@ read, except for the GPU's name.
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from numpy.typing import NDArray
 
 from flopwise.records.note import Note, counted
 from flopwise.trace.call_names import is_kept
-from flopwise.trace.columns import compact, first_rows, launching, one_call_each, shaped_tables
+from flopwise.trace.columns import compact, first_rows, known_bytes, launching, near, one_call_each, shaped_tables
+from flopwise.trace.lanes import fold_lanes
 from flopwise.trace.nsys_file import MISSING, Export, Ints, open_export, or_no_id, process_of, quoted, spellings
 from flopwise.trace.nsys_gpus import gpus_of
+from flopwise.trace.nsys_window import KERNELS, cut_export, in_steps, in_window, launched_in, rows_of
 from flopwise.trace.nvtx import NameTable, read_nvtx, with_engine_sequence
 from flopwise.trace.op_shapes import Shapes, sized_ops
 from flopwise.trace.tables import LONGEST_NS, NO_ID, TABLES, DeviceName, Trace
+from flopwise.trace.window import kept_part
 from flopwise.work.demangle import demangled_names
 
 TIME_LIMIT = 2**61  # times beyond are garbage, and their differences would overflow
@@ -57,10 +61,13 @@ Columns = dict[str, NDArray[Any]]
 def read_nsys(path: str | os.PathLike[str]) -> Trace:
     """Read an export, or a report through the installed nsys. Every fault of the file is a FlopwiseError."""
     with open_export(path) as export:
+        export, whole_ns = cut_export(export)
         names, shapes, notes = NameTable(), Shapes(), list[Note]()
-        tables = _tables(export, names, shapes, notes)
+        tables = _tables(export, names, shapes, notes, whole_ns)
         gpus = gpus_of(export, tables["kernels"]["process"].unique().to_list())
     _align_times(tables, notes)
+    tables["copies"], odd_sizes = known_bytes(tables["copies"])
+    folded = fold_lanes(tables)
     sizes = sized_ops(tables["ops"]["shape"])
     tables["ops"] = with_engine_sequence(tables["ops"])
     return Trace(
@@ -72,18 +79,27 @@ def read_nsys(path: str | os.PathLike[str]) -> Trace:
         shapes=tuple(shapes.ids),
         gpu=next(iter(gpus.values()), DeviceName()).name,
         gpus=gpus,
-        notes=tuple(notes),
+        notes=(*notes, *odd_sizes, *folded),
     )
 
 
-def _tables(export: Export, names: NameTable, shapes: Shapes, notes: list[Note]) -> dict[str, pl.DataFrame]:
+def _tables(
+    export: Export, names: NameTable, shapes: Shapes, notes: list[Note], whole_ns: int
+) -> dict[str, pl.DataFrame]:
     ops, ranges = read_nvtx(export, names, shapes, notes)
+    if export.window is not None:
+        window = in_steps(export.window, ranges, list(names.ids))
+        export = replace(export, window=window)
+        ops, ranges = in_window(ops, window), in_window(ranges, window)
     calls = _calls(export, names)
     work = {
         "kernels": _kernels(export, names, notes),
         "copies": _copies(export),
         "graph_runs": _spans(_gpu_columns(export, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _GPU_WORK)),
     }
+    if export.window is not None:
+        work = {name: launched_in(table, calls, export.window) for name, table in work.items()}
+        notes += kept_part(export.window, whole_ns, work["kernels"].height, rows_of(export, KERNELS)).notes
     work = {name: _with_process(table, calls) for name, table in work.items()}
     of_calls = {
         "launches": launching(calls.filter(~pl.col("graph")), list(work.values())),
@@ -100,7 +116,8 @@ def _spans(columns: Columns) -> pl.DataFrame:
 
 def _gpu_columns(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]]) -> Columns:
     table = export.table(base)
-    columns = export.integers(table, wanted) if table else {name: np.empty(0, np.int64) for name in wanted}
+    empty = {name: np.empty(0, np.int64) for name in wanted}
+    columns = export.integers(table, wanted, export.inside(table, work=True)) if table else empty
     columns["process"] = process_of(columns["process"])
     for name in ("device", "stream", "correlation", "graph_node"):
         columns[name] = or_no_id(columns[name])
@@ -111,7 +128,7 @@ def _gpu_columns(export: Export, base: str, wanted: Mapping[str, tuple[str, ...]
 
 
 def _kernels(export: Export, names: NameTable, notes: list[Note]) -> pl.DataFrame:
-    columns = _gpu_columns(export, "CUPTI_ACTIVITY_KIND_KERNEL", _KERNEL)
+    columns = _gpu_columns(export, KERNELS, _KERNEL)
     if not len(columns["start"]):
         text = "no kernels: CUDA was not traced, or nothing ran on the GPU (nsys profile -t cuda,nvtx)"
         notes.append(Note("no_kernels", text))
@@ -149,7 +166,7 @@ def _calls_of(export: Export, table: str, names: NameTable) -> pl.DataFrame:
     name = export.column(table, "nameId")
     idle = _never_launching(export) if name else []
     where = f"{quoted(name)} NOT IN ({','.join(map(str, idle))})" if idle else "1"
-    calls = export.integers(table, _CALL, where)
+    calls = export.integers(table, _CALL, f"{where} AND {export.inside(table)}")
     calls["process"] = process_of(calls["thread"])
     calls["thread"], calls["correlation"] = or_no_id(calls["thread"]), or_no_id(calls["correlation"])
     named = _named(export, calls["name"], names, "(unnamed call)", lambda text: _API_VERSION.sub("", text, count=1))
@@ -214,14 +231,19 @@ def _align_times(tables: dict[str, pl.DataFrame], notes: list[Note]) -> None:
     """
     _close_open_ranges(tables, notes)
     dropped = 0
+    starts = (table["start_ns"].to_numpy() for table in tables.values())
+    usual = near([some[(some > -TIME_LIMIT) & (some < TIME_LIMIT)] for some in starts]) or (-TIME_LIMIT, TIME_LIMIT)
     for name, table in tables.items():
         start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
         sensible = (start > -TIME_LIMIT) & (end < TIME_LIMIT) & (end >= start)
         sensible[sensible] &= end[sensible] - start[sensible] < LONGEST_NS
+        sensible &= (start >= usual[0]) & (start <= usual[1])
         if not sensible.all():
             tables[name] = table.filter(pl.Series(sensible))
             dropped += int((~sensible).sum())
-    notes += counted(dropped=(dropped, "event", "dropped: no time, or an end before the start"))
+    notes += counted(
+        dropped=(dropped, "event", "dropped: no time, one far from all others, or an end before the start")
+    )
     origin = min((int(t["start_ns"].to_numpy().min()) for t in tables.values() if len(t)), default=0)
     for name in tables:
         tables[name] = _sorted(tables[name], origin)

@@ -13,7 +13,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import tempfile
 import time
 import warnings
 import zlib
@@ -29,9 +28,13 @@ import numpy.typing as npt
 
 from flopwise.capture.nsys_program import find_nsys
 from flopwise.errors import FlopwiseError
+from flopwise.keeper import end_kept, start_kept
+from flopwise.scratch import scratch_folder
 from flopwise.trace.columns import GrowingColumn
-from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, check_file
+from flopwise.trace.input_file import GZIP_MAGIC, SQLITE_MAGIC, Unpacked, check_file
+from flopwise.trace.spilled import ROOM
 from flopwise.trace.tables import NO_ID
+from flopwise.trace.window import GPU_ROWS, MOST_ROWS, Window, too_many
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,7 +55,7 @@ MOST_HEAP_BYTES = 512 << 20  # that SQLite may take: the text of one chunk, and 
 MAX_NAME = 1 << 14  # characters that are read of a name
 MAX_NAMES_CHARACTERS = 128 << 20
 
-_ROOM = "free some space, or name a temporary folder with more room: TMPDIR=/path"
+_GPU_WORK = re.compile(r"KIND_(?:KERNEL|MEMCPY|MEMSET|GRAPH_TRACE)", re.IGNORECASE)
 _HINT = "export it again: nsys export --type sqlite REPORT.nsys-rep"
 
 
@@ -64,6 +67,18 @@ class Export:
     file: Path  # the SQLite file itself, unpacked
     columns: Mapping[str, tuple[str, ...]]  # of every ordinary table
     work: "Work"
+    window: Window | None = None  # of a long one the part that is read
+
+    def inside(self, table: str, *, work: bool = False) -> str:
+        """The condition that a row belongs to the window; `work`: on the GPU, which may begin a little later."""
+        start, end = (quoted(self.column(table, name)) for name in ("start", "end"))
+        if self.window is None or start == quoted(""):
+            return "1"
+        low, high = self.window.low_ns, self.window.high_ns
+        if work:
+            return f"{start} >= {low} AND {start} < {self.window.last_work_ns}"
+        around = f" OR {end} >= {high}" if end != quoted("") else ""
+        return f"{start} < {high} AND ({start} >= {low}{around})"
 
     def table(self, base: str) -> str:
         """The table `base`, or its newest `base_V2`, `base_V3`… that has rows; '' without one."""
@@ -99,6 +114,7 @@ class Export:
             if not count:
                 continue
             left -= count
+            self.work.count_rows(table, count, self.file.name)
             if count > CHUNK_ROWS or left < 0:
                 raise sqlite3.DatabaseError(f"{table} holds the same rows again and again")
             if any(len(column) != count for column in values) or (text and len(strings) != count):
@@ -107,12 +123,15 @@ class Export:
             steady = {present[name]: int(v[0]) for name, v in ints.items() if (v == v[0]).all()}
             yield {name: ints.get(name, np.full(count, MISSING)) for name in wanted}, strings
 
-    def _spans(self, table: str) -> Iterator[tuple[int, int]]:
-        """First and last rowids of about CHUNK_ROWS rows each. Rows are numbered without gaps, except by who means harm."""
+    def rowids(self, table: str) -> tuple[int, int]:
+        """The first and the last; the last is smaller where there is no row."""
         (first,) = self.db.execute(f"SELECT min(rowid) FROM {quoted(table)}").fetchone()
         (last,) = self.db.execute(f"SELECT max(rowid) FROM {quoted(table)}").fetchone()
-        if first is None or last is None:
-            return
+        return (0, -1) if first is None or last is None else (first, last)
+
+    def _spans(self, table: str) -> Iterator[tuple[int, int]]:
+        """First and last rowids of about CHUNK_ROWS rows each. Rows are numbered without gaps, except by who means harm."""
+        first, last = self.rowids(table)
         sparse = last - first > self.file.stat().st_size  # a row takes more than a byte
         counted = f"SELECT max(rowid) FROM (SELECT rowid FROM {quoted(table)} WHERE rowid >= ? ORDER BY rowid LIMIT {CHUNK_ROWS})"
         while first <= last:
@@ -246,7 +265,7 @@ def open_export(path: str | os.PathLike[str]) -> Iterator[Export]:
     """The export behind a .sqlite, .sqlite.gz or .nsys-rep; any fault of the file inside the block is a FlopwiseError."""
     path = Path(path)
     check_file(path, "flopwise reads the .sqlite that nsys export writes, or an .nsys-rep where nsys is installed")
-    with tempfile.TemporaryDirectory(prefix="flopwise-") as scratch, _faults(path):
+    with scratch_folder() as scratch, _faults(path):
         sqlite = as_sqlite(path, Path(scratch))
         db, work = _connect(sqlite)
         try:
@@ -264,7 +283,7 @@ def _faults(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         if "disk is full" in str(error):  # or a limit of ours, met by a file that repeats itself
-            hint = f"{_ROOM}; with room enough, the file is damaged"
+            hint = f"{ROOM}; with room enough, the file is damaged"
             raise FlopwiseError(f"no room for what is in {path.name}: {error}", hint) from error
         if "interrupted" in str(error):
             raise FlopwiseError(f"{path.name} takes too long to read; it is probably damaged", _HINT) from error
@@ -276,7 +295,7 @@ def _faults(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FlopwiseError(f"{path.name} is a damaged gzip file: {error}", "copy or download it again") from error
     except OSError as error:
-        hint = _ROOM if error.errno == errno.ENOSPC else "check that you may read it"
+        hint = ROOM if error.errno == errno.ENOSPC else "check that you may read it"
         raise FlopwiseError(f"cannot read {path}: {error.strerror or error}", hint) from error
 
 
@@ -307,7 +326,7 @@ def _unpacked(path: Path, target: Path) -> Path:
     packed_bytes = path.stat().st_size
     limit = min(MAX_UNPACKED_BYTES, max(FREE_RATIO_BYTES, packed_bytes * MAX_RATIO))
     room = shutil.disk_usage(target.parent).free // 2
-    with gzip.open(path) as source, target.open("wb") as out:
+    with path.open("rb") as packed, Unpacked(path, packed) as source, target.open("wb") as out:
         block = source.read(1 << 20)
         if not block.startswith(SQLITE_MAGIC):
             raise FlopwiseError(f"{path.name} does not hold an SQLite file", _HINT)
@@ -317,7 +336,7 @@ def _unpacked(path: Path, target: Path) -> Path:
             written += len(block)
             if max(written, limit if stated else 0) > room:
                 folder = target.parent.parent
-                raise FlopwiseError(f"no room to unpack {path.name} in the temporary folder {folder}", _ROOM)
+                raise FlopwiseError(f"no room to unpack {path.name} in the temporary folder {folder}", ROOM)
             if written > limit:
                 hint = "unpack it with gunzip and check it"
                 raise FlopwiseError(f"{path.name} unpacks to more than {limit:,} bytes", hint)
@@ -336,13 +355,17 @@ def _exported(path: Path, target: Path) -> Path:
             "where it is: nsys export --type sqlite REPORT.nsys-rep, then give flopwise the .sqlite",
         )
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
+    log = target.with_name("export.log")
+    process = start_kept([nsys, "export", *options, str(path.absolute())], log)
     try:
-        command = [nsys, "export", *options, str(path.absolute())]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=EXPORT_TIMEOUT_S)
+        code = process.wait(EXPORT_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise FlopwiseError(f"nsys export of {path.name} took more than {EXPORT_TIMEOUT_S} s") from error
-    if done.returncode or not target.exists():
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+    finally:
+        end_kept(process)
+    if code or not target.exists():
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        lines = lines or ["no message"]
         raise FlopwiseError(f"nsys cannot export {path.name}: {lines[-1]}", f"tried with {nsys}")
     return target
 
@@ -357,10 +380,17 @@ class Work:
 
     def __init__(self, seconds: float) -> None:
         self._deadline, self._steps = time.thread_time() + seconds, math.inf
+        self._rows_left = MOST_ROWS + MOST_ROWS // 2  # in the weights of `trace.window`
 
     def __call__(self) -> bool:
         self._steps -= HANDLER_STEPS
         return self._steps < 0 or time.thread_time() > self._deadline
+
+    def count_rows(self, table: str, count: int, file: str) -> None:
+        """Refuse what is more than memory is meant for, though a part was chosen."""
+        self._rows_left -= count * (GPU_ROWS if _GPU_WORK.search(table) else 1)
+        if self._rows_left < 0:
+            raise too_many(file)
 
     @contextmanager
     def at_most(self, steps: int) -> Iterator[None]:

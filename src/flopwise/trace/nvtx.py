@@ -96,7 +96,7 @@ def read_nvtx(export: Export, names: NameTable, shapes: Shapes, notes: list[Note
         kind = export.column(table, "eventType")
         ranges = ",".join(str(k) for k in PUSH_POP + START_END)
         where = f"{quoted(kind)} IN ({ranges})" if kind else f"{quoted(export.column(table, 'end'))} IS NOT NULL"
-        for ints, texts in export.chunks(table, _WANTED, text, where):
+        for ints, texts in export.chunks(table, _WANTED, text, f"{where} AND {export.inside(table)}"):
             rows.add(ints, texts)
     if not rows.count:
         text = "no NVTX ranges: without them kernels have no ops, modules or phases (nsys profile -t cuda,nvtx)"

@@ -20,6 +20,7 @@ from flopwise.work.sized import SIZED, writes_cache
 NO_INPUTS = 0
 MAX_INPUTS = 100_000  # distinct; a model has hundreds
 _LINE_END = re.compile(r"(,?)\s*\n\s*")  # outside of every string: JSON has none in one
+ALL_INPUTS_BYTES = 64 << 20
 MAX_INPUTS_BYTES = 32_000  # an optimizer gives six lists of up to thirty tensors
 
 
@@ -42,10 +43,12 @@ class Inputs(dict[bytes, int]):
     def __init__(self) -> None:
         super().__init__({b"": NO_INPUTS})
         self.kept = _Kept()
+        self._left = ALL_INPUTS_BYTES
 
     def __missing__(self, text: bytes) -> int:
-        if len(text) > MAX_INPUTS_BYTES or len(self) >= MAX_INPUTS:
+        if len(text) > min(MAX_INPUTS_BYTES, self._left) or len(self) >= MAX_INPUTS:
             return NO_INPUTS
+        self._left -= len(text)
         self[text] = number = len(self)
         return number
 

@@ -13,7 +13,7 @@ from flopwise.records.note import Note
 
 LONGEST_NS = 1 << 50  # thirteen days: no event of a trace takes that long, and sums of thousands fit 64 bits
 # Every name is matched against some fifty patterns. Real traces hold a few hundred, and hardly a million characters.
-MAX_NAMES, MAX_NAMES_CHARACTERS = 200_000, 8_000_000
+MAX_NAMES, MAX_NAMES_CHARACTERS = 50_000, 8_000_000
 OTHER_NAMES = "(other names)"
 FOLDED = f"beyond the first {MAX_NAMES:,}, or {MAX_NAMES_CHARACTERS:,} characters: called {OTHER_NAMES}"
 NO_ID = -1  # a sequence number, thread, correlation or graph node that the trace does not give

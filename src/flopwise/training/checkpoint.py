@@ -70,6 +70,7 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
     """The model, the step and the state; `spec` is the model that it has to be of."""
     try:
         with explain_errors("read", path):
+            _check_archive(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             _check_sums(path)
         if not isinstance(content, dict):
@@ -96,6 +97,16 @@ def read(path: Path, spec: ModelSpec | None = None) -> tuple[ModelSpec, int, dic
         other = ", ".join(f"{name} {old} instead of {new}" for (name, old), new in pairs if old != new)
         raise FlopwiseError(f"{path} is of another model: {other}", "resume the run that it is of")
     return saved, step, state
+
+
+def _check_archive(path: Path) -> None:
+    """PyTorch stores tensors as they are: an archive of less than it says it holds is none of its own."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED for one in members):
+        raise ValueError("it is compressed, which no checkpoint is")
+    if sum(one.file_size for one in members) > path.stat().st_size:
+        raise ValueError("it says that it holds more than it does")
 
 
 def _check_sums(path: Path) -> None:

@@ -79,7 +79,7 @@ def corpus_of(texts: Texts, tokenizer: str | Path | None, vocabulary: int, folde
     size = sum(file.stat().st_size for file in text_files(texts))
     if tokenizer is None:
         note(f"learning a vocabulary of {vocabulary:,} tokens from {units.size(size)} of text")
-        encoding = bpe.train(texts, vocabulary)
+        encoding = bpe.train(texts, vocabulary, note=note)
         if encoding.size < vocabulary:
             note(f"the text has only {encoding.merges:,} merges: {encoding.size:,} tokens of {vocabulary:,} are used")
     else:

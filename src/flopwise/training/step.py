@@ -15,7 +15,7 @@ from flopwise.lm.loss import hidden_loss, loss_full
 from flopwise.lm.precision import autocast
 from flopwise.lm.schedule import warmup_cosine
 from flopwise.records.training import Settings
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import REPLAYED, Recipe
 from flopwise.spec.workload import Workload
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, [B, T] each
@@ -101,6 +101,7 @@ class TrainingStep(ModelStep):
     def _accumulate(self, first: bool) -> None:
         """Forward and backward of one batch; the first begins with no gradients."""
         if first:
+            self.begin()
             self.model.zero_grad(set_to_none=True)
         share = self.settings.accumulate
         loss = self.loss_module(self.tokens, self.targets)
@@ -190,6 +191,11 @@ def check(recipe: Recipe, settings: Settings) -> None:
             if value:
                 hint = "--clip 0, or --overlap off" if name == "--clip" else "--overlap off"
                 raise FlopwiseError(f"overlap = 'on' and {name} do not go together: {why}", hint)
+    if recipe.compile == REPLAYED and (settings.accumulate > 1 or settings.world > 1):
+        text = (
+            f"compile = '{REPLAYED}' is for one process and one batch an update: the next replay writes over gradients"
+        )
+        raise FlopwiseError(text, "--compile default")
     if recipe.parallel != "off":
         text = f"parallel = '{recipe.parallel}' is for bench, profile and memory; a training's ranks are torchrun's, with DDP"
         raise FlopwiseError(text, "torchrun --nproc-per-node N -m flopwise train …")

@@ -164,6 +164,7 @@ _UNREAD = {  # places of arguments
         _foreach_copy_ bernoulli_ copy_ exponential_ fill fill_ full_like new_full new_ones new_zeros normal_ ones_like
         rand_like randint_like randn_like random_ uniform_ zero zero_ zeros_like
     """,
+    (0, 3, 4, 5, 8, 9): "fp8_linear fp8_gated_linear",  # what their backward passes keep
     (1,): "nll_loss_backward",  # of the log probabilities it takes the shape
     (6,): "native_layer_norm_backward",  # so it does of the bias
 }
@@ -178,11 +179,14 @@ _ATTENTION = {
     (False, False): "_flash_attention_forward _efficient_attention_forward _flash_attn_forward",
     (True, False): "_flash_attention_backward _efficient_attention_backward _flash_attn_backward",
 }
+# flopwise's own products: the places of [m, k] and [n, k] in fp8.
+TRANSPOSED = {"fp8_matmul": (0, 2), "fp8_linear": (1, 6), "fp8_gated_linear": (1, 6)}
 _FLOPS: dict[FlopsRule, str] = {
     rules.matmul(0): "mm bmm _int_mm _scaled_mm _scaled_mm_v2 _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2",
     rules.matmul(1): "addmm baddbmm addbmm _addmm_activation",
     rules.vector(0): "mv dot vdot",
     rules.vector(1): "addmv",
+    **{rules.transposed(*places): name for name, places in TRANSPOSED.items()},
     **{rules.attention_rule(*layout): names for layout, names in _ATTENTION.items()},
 }
 _LAUNCHES: dict[int | LaunchRule, str] = {

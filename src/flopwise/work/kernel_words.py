@@ -41,7 +41,7 @@ _STORES = r"(and|gather|copy|store|write|set|update|append|concat|swap|quant|loa
 WORDS: Table = (
     # who is who among names that contain each other's words
     (INDEX, r"split_embedding embedding_(codegen|backward|bag) batched_embedding advance_step"),
-    (ELEMENTWISE, r"silu_(and_)?mul\w*(quant|cvt) (swiglu|geglu|gelu_and_mul)_\w*quant"),
+    (ELEMENTWISE, r"silu_(and_)?mul\w*(quant|cvt) (swiglu|geglu|gelu_and_mul)_\w*(quant|cast)"),
     (ATTENTION, r"gemm_softmax_gemm"),
     (COPY, r"dequant_mm_ quantize_mm repack preshuffle_(weight|kernel) permute_cols"),
     (MATMUL, r"gemm\w*(all_?reduce|reduce_?scatter|all_?gather) all_?gather\w*gemm (^|_)ag_gemm gemm_(rs|ar)(_|$)"),
@@ -84,7 +84,8 @@ WORDS: Table = (
     # fused attention of every generation, and the kernels around it; linear attention and state-space models
     (
         ATTENTION,
-        r"""flash_?(fwd|bwd|attn|attention|fprop|bprop|forward|backward|delta|dkdv|dq|mla|splitkv|decod|prefill) fmha sdpa
+        r"""flash_?(fwd|bwd|attn|attention|fprop|bprop|forward|backward|prepare|delta|dkdv|dq|mla|splitkv|decod|prefill)
+        fmha sdpa
         flex_(attention|decoding) attention (?<![a-z])attn attn(_|$|fwd|bwd) paged_?att (^|_)mha_ kernel_mha mmha xqa
         multi_?head mla_(fwd|bwd|dec|prefill|a0w0|reduce|metadata|stage|combine|paged|kernel) mlapag
         mla_?(kernel|reduction) (prefill|decode)with (prefill|decode)_kernel merge_?(attn_)?state lengthmerge mqa_logits

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from flopwise.spec.dtypes import HALVES, item_bytes
-from flopwise.work.tensor import TensorLike, broadcast
+from flopwise.work.tensor import Shape, TensorLike, broadcast
 
 Args = Sequence[Any]
 Tensors = Sequence[TensorLike]
@@ -120,6 +120,11 @@ def matmul(first: int) -> FlopsRule:
     return rule
 
 
+def transposed(left: int, right: int) -> FlopsRule:
+    """Of [m, k] at one place and [n, k] at another."""
+    return lambda args: 2 * int(args[left].elements) * int(args[right].shape[0])
+
+
 def factors(args: Args, first: int) -> tuple[Sequence[int], Sequence[int]] | None:
     """The shapes of a product's two factors; None where they do not fit each other."""
     try:
@@ -174,6 +179,19 @@ def causal_share(context: int) -> float:
     (1.0, 0.50048828125)
     """
     return (context + 1) / (2 * context)
+
+
+def one_pass_scratch(q: Shape, k: Shape, dtype: str) -> tuple[Shape, Shape] | None:
+    """What our attention's backward pass holds in fp32 on sm_90, where it goes over the scores once: L and Δ in whole tiles
+    of 64 queries, and the sums of dQ. None of what it goes over twice (kernels/attention_hopper_backward.py, `takes`).
+
+    >>> one_pass_scratch((1, 8, 4097, 128), (1, 8, 4097, 128), "bf16")
+    ((2, 8, 4160), (1, 8, 4097, 128))
+    """
+    batch, heads, length, head_dim = q
+    if head_dim != 128 or dtype not in ("bf16", "fp16") or heads != k[1] or max(length, k[2]) < 4096:
+        return None
+    return (2, batch * heads, -(-length // 64) * 64), q
 
 
 # Launches. Read from aten/src/ATen/native/cuda of torch 2.11, and counted with its profiler on an H200.

@@ -14,7 +14,7 @@ from flopwise.work.op_rules import AttentionFlops
 from flopwise.work.recorded import Sizes, input_sizes
 from flopwise.work.tensor import TensorMeta
 
-MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
+MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"})
 ADDING = frozenset({"aten::addmm", "aten::baddbmm"})  # what is added comes first
 _SOFTMAX_FLOPS = {"aten::_softmax": 5, "aten::exp": 5, "aten::_softmax_backward_data": 4}  # of an element
 SOFTMAXES = frozenset(_SOFTMAX_FLOPS)

@@ -1,27 +1,42 @@
-"""`python -m flopwise.worker`: serves requests, each in a process of its own.
+"""`python -m flopwise.worker --owner PID`: serves requests, each in a process of its own.
 
 It imports torch once and forks for every request, so that each point has a process of its own (a crash or an OOM ends that
-process alone) without paying for the import again. It touches no GPU before the fork.
+process alone) without paying for the import again. It touches no GPU before the fork. What a request's process has started
+ends with it; the worker and all below it end with the owner, which a keeper sees to.
 """
 
 import gc
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
 
 import msgspec
 
-from flopwise.atomic import NO_FOLLOW
-from flopwise.capture.pipes import Emit, die_with_parent, emit, read_line, take_pipes
+from flopwise.capped_log import CappedLog
+from flopwise.capture.pipes import Emit, EventWriter, forget, read_line, take_pipes
+from flopwise.keeper import Keeper, adopt_orphans, die_with_parent, keep
 from flopwise.records.events import Exited, Request, Started, WorkerReady
+from flopwise.redact import redacted_lines
+
+Serve = Callable[[Request, Emit, int], None]
 
 
 def main() -> None:
     """Serve requests until the line ends."""
-    die_with_parent()
+    owner = int(sys.argv[sys.argv.index("--owner") + 1]) if "--owner" in sys.argv else os.getppid()
+    adopt_orphans()
+    keeper, worker = os.getpid(), os.fork()
+    if worker:
+        lifeline = os.dup(0)
+        forget(0)
+        forget(1)
+        keep(worker, owner, lifeline)
+    adopt_orphans()  # of a step, when that has ended
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     commands, events = take_pipes()
+    greet = EventWriter(events, "", "worker")
     try:
         from flopwise import torch_private
 
@@ -31,33 +46,54 @@ def main() -> None:
         torch_private.load_compiler(backend=with_compiler)
         from flopwise.worker import jobs
     except ImportError as error:
-        emit(events, WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]'"))
+        greet(WorkerReady(error=f"cannot import torch: {error}", hint="pip install 'flopwise[torch]'"))
         return
     gc.freeze()  # what is loaded stays: a collection in a fork would walk it all, and so copy its memory
-    emit(events, WorkerReady())
-    while line := read_line(commands):
+    greet(WorkerReady())
+    while line := _next(commands, keeper):
         request = msgspec.json.decode(line, type=Request)
-        pid = os.fork()
-        if pid == 0:
-            _child(request, commands, events, jobs.serve)
-        _, status = os.waitpid(pid, 0)
-        emit(events, Exited(code=os.waitstatus_to_exitcode(status)))
+        status = _run(request, commands, events, keeper, jobs.serve)
+        if status is None:
+            return  # the keeper is gone
+        EventWriter(events, request.key, "worker")(Exited(code=os.waitstatus_to_exitcode(status)))
 
 
-def _child(request: Request, commands: int, events: int, serve: Callable[[Request, Emit, int], None]) -> None:
+def _next(commands: int, keeper: int) -> bytes:
+    """The next request; b'' when nobody is there to ask."""
+    while os.getppid() == keeper:
+        if select.select([commands], [], [], 1.0)[0]:
+            line = read_line(commands)
+            return line if os.getppid() == keeper else b""
+    return b""
+
+
+def _run(request: Request, commands: int, events: int, keeper: int, serve: Serve) -> int | None:
+    printed, out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(printed)
+        _child(request, commands, events, out, serve)
+    os.close(out)
+    return Keeper(child, keeper, log=CappedLog(printed, request.log)).wait()
+
+
+def _child(request: Request, commands: int, events: int, out: int, serve: Serve) -> None:
     """Never returns: whatever happens, this process ends here."""
     code = 1
     try:
         die_with_parent()
-        if request.log:
-            log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW, 0o644)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-        emit(events, Started(pid=os.getpid()))
-        serve(request, lambda event: emit(events, event), commands)
+        for stream in (1, 2) if request.log else ():
+            os.dup2(out, stream)
+        os.close(out)
+        if not request.turns:
+            forget(commands)
+        emit = EventWriter(events, request.key, "step")
+        emit.leave_in_forks()
+        emit(Started(pid=os.getpid()))
+        serve(request, emit, commands)
         code = 0
     except BaseException:  # noqa: BLE001  the traceback belongs in the log
-        traceback.print_exc()
+        sys.stderr.write(redacted_lines(traceback.format_exc()))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

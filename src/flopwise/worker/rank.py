@@ -1,6 +1,7 @@
 """`python -m flopwise.worker.rank`, under torchrun: one rank of a trial. The first speaks for all; every one says if it fails."""
 
 import os
+import sys
 import traceback
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import msgspec
 import torch
 
 from flopwise.capture.build import resolve_device
-from flopwise.capture.pipes import die_with_parent, emit, take_pipes
+from flopwise.capture.pipes import EventWriter, take_pipes
+from flopwise.keeper import die_with_parent
 from flopwise.lm.ranks import Ranks, joined, own_device, ranks_here
 from flopwise.records.events import (
     Done,
@@ -23,6 +25,7 @@ from flopwise.records.events import (
     TraceWritten,
 )
 from flopwise.records.run import INTERRUPTED, OK, STEP, RankRow
+from flopwise.redact import redacted_lines
 from flopwise.spec.workload import Trial
 from flopwise.worker.jobs import run_trial_as_asked
 from flopwise.worker.torchrun import PARENT, REQUEST
@@ -59,9 +62,11 @@ def main() -> None:
     die_with_parent(int(os.environ[PARENT]))
     commands, events = take_pipes()
     ranks = ranks_here()
-    if ranks.first:
-        emit(events, Started(pid=os.getpid()))
     request = _of_this_rank(msgspec.json.decode(Path(os.environ[REQUEST]).read_bytes(), type=Request), ranks)
+    emit = EventWriter(events, request.key, f"rank{ranks.rank}")
+    emit.leave_in_forks()
+    if ranks.first:
+        emit(Started(pid=os.getpid()))
     trial = msgspec.json.decode(request.trial, type=Trial)
     device = own_device(ranks, resolve_device(trial.device))
     trial = msgspec.structs.replace(trial, device=str(device))
@@ -70,7 +75,7 @@ def main() -> None:
     def tell(event: Event) -> None:
         mine.take(event)
         if ranks.first or mine.failed:
-            emit(events, event)
+            emit(event)
 
     code = 1
     try:
@@ -80,10 +85,10 @@ def main() -> None:
                 os._exit(1)  # the others cannot go on
             rows = ranks.gathered(mine.row)
             if ranks.first:
-                emit(events, RanksMeasured(ranks=tuple(rows)))
+                emit(RanksMeasured(ranks=tuple(rows)))
         code = 0
     except BaseException:  # noqa: BLE001  the traceback belongs in the log
-        traceback.print_exc()
+        sys.stderr.write(redacted_lines(traceback.format_exc()))
     finally:
         os._exit(code)
 

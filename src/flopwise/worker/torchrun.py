@@ -5,18 +5,18 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
 from flopwise.capture.build import resolve_device
-from flopwise.capture.pipes import Emit, die_with_parent
+from flopwise.capture.pipes import GARBLED, GARBLED_HINT, Emit, EventReader, GarbledError
 from flopwise.errors import Unsupported
+from flopwise.keeper import die_with_parent
 from flopwise.lm.ranks import check_backend
-from flopwise.records.events import Done, Event, Request, Started
+from flopwise.records.events import Done, Request, Started
 from flopwise.records.run import CRASH, ERROR, INTERRUPTED, OK
+from flopwise.scratch import scratch_folder
 from flopwise.spec.workload import Trial
 
 REQUEST = "FLOPWISE_RANK_REQUEST"  # the file with the request, in every rank
@@ -30,8 +30,8 @@ def run_ranks(request: Request, trial: Trial, emit: Emit, commands: int) -> None
     if request.agree is not None or request.compare is not None:
         raise Unsupported("losses of several ranks are not compared step by step", "use --parallel off", ("parallel",))
     check_backend(trial.workload.backend, trial.workload.recipe.ranks, resolve_device(trial.device))
-    with tempfile.TemporaryDirectory(prefix="flopwise-ranks-") as folder:
-        asked = Path(folder) / "request.json"
+    with scratch_folder() as folder:
+        asked = folder / "request.json"
         asked.write_bytes(msgspec.json.encode(request))
         command = [sys.executable, "-m", "flopwise.worker.torchrun", "--standalone"]
         command += ["--nproc-per-node", str(trial.workload.recipe.ranks), "-m", "flopwise.worker.rank"]
@@ -42,7 +42,7 @@ def run_ranks(request: Request, trial: Trial, emit: Emit, commands: int) -> None
         }
         process = subprocess.Popen(command, stdin=commands, stdout=subprocess.PIPE, env=environment)
         try:
-            _pass_on(process, emit)
+            _pass_on(process, EventReader(request.key), emit)
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
@@ -57,7 +57,7 @@ def _threads(trial: Trial) -> str:
     return str(max(1, len(os.sched_getaffinity(0)) // trial.workload.recipe.ranks))
 
 
-def _pass_on(process: "subprocess.Popen[bytes]", emit: Emit) -> None:
+def _pass_on(process: "subprocess.Popen[bytes]", reader: EventReader, emit: Emit) -> None:
     first = 0
 
     def stop(*_: object) -> None:
@@ -68,7 +68,11 @@ def _pass_on(process: "subprocess.Popen[bytes]", emit: Emit) -> None:
     signal.signal(signal.SIGTERM, stop)
     assert process.stdout is not None
     for line in process.stdout:
-        event = msgspec.json.decode(line, type=Event)
+        try:
+            event = reader.event(line.removesuffix(b"\n"))
+        except GarbledError:
+            emit(Done(status=CRASH, reason=GARBLED, hint=GARBLED_HINT))
+            return
         if isinstance(event, Started):
             first = event.pid
             continue

@@ -16,6 +16,7 @@ import pytest
 import flopwise
 from flopwise.capture.progress import Progress
 from flopwise.capture.runners import open_runner
+from flopwise.capture.runners.ray import RayCluster
 from flopwise.errors import FlopwiseError, Interrupted
 from flopwise.records.run import CRASH, INTERRUPTED, LOST, OK, OOM
 from flopwise.spec.sweep import Sweep
@@ -49,6 +50,7 @@ def alone():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "300")
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (SOURCE, HERE, HERE.parent))))
         yield
     shutil.rmtree(folder, ignore_errors=True)
@@ -83,12 +85,46 @@ def two_nodes(cluster, monkeypatch):
     return cluster
 
 
+@pytest.mark.slow
 def test_a_trial_has_its_row_from_a_ray_that_is_started_here(alone, tmp_path):
     run = flopwise.sweep(plan(trial("ray_steps:steady")), on="ray", runs=tmp_path)
     assert [point.status for point in run.points] == [OK]
     assert len(run.points[0].times().wall_ns) == 3
     assert run.points[0].environment.host == socket.gethostname()
     assert run.complete
+
+
+class FailsToJoin:
+    """Ray, but for the first `failures` tries to join, each of which leaves it half done."""
+
+    def __init__(self, failures):
+        self.failures, self.tries, self.half_done = failures, 0, False
+
+    def is_initialized(self):
+        return False
+
+    def init(self, **_):
+        assert not self.half_done
+        self.tries += 1
+        if self.tries <= self.failures:
+            self.half_done = True
+            raise ConnectionError("Starting Ray client server failed")
+
+    def shutdown(self):
+        self.half_done = False
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_ray_that_did_not_start_is_tried_once_more_and_is_never_left_half_joined(monkeypatch, failures):
+    played = FailsToJoin(failures)
+    monkeypatch.setattr("flopwise.capture.runners.ray._import_ray", lambda: played)
+    monkeypatch.setattr("flopwise.capture.runners.ray._running_here", lambda: "")
+    if failures == 1:
+        RayCluster().close()
+    else:
+        with pytest.raises(FlopwiseError, match="no Ray cluster answers at this machine: Starting"):
+            RayCluster()
+    assert (played.tries, played.half_done) == (2, False)
 
 
 class AtFirstRow(Progress):
@@ -159,7 +195,7 @@ def test_ctrl_c_ends_the_tasks_and_keeps_what_they_had_measured(two_nodes, tmp_p
 
     def interrupt():
         deadline = time.monotonic() + 60
-        while len(steps()) < 4 and time.monotonic() < deadline:
+        while len(steps()) < 6 and time.monotonic() < deadline:
             time.sleep(0.2)
         time.sleep(1.5)
         os.kill(os.getpid(), signal.SIGINT)
@@ -179,7 +215,7 @@ def test_ctrl_c_ends_the_tasks_and_keeps_what_they_had_measured(two_nodes, tmp_p
 
 
 def steps():
-    """The measuring processes that the cluster's workers started, and the one that each forks for a trial."""
+    """The measuring processes that the cluster's workers started, their keepers, and the one that each forks for a trial."""
     found = []
     for place in Path("/proc").iterdir():
         if place.name.isdigit():

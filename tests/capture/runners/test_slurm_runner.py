@@ -17,9 +17,10 @@ from flopwise.capture.runners import open_runner, slurm
 from flopwise.capture.runners.cluster import ClusterRunner, trial_job
 from flopwise.capture.runners.node_side import Folder
 from flopwise.capture.runners.nodes import Share
-from flopwise.errors import FlopwiseError, Interrupted
+from flopwise.errors import FlopwiseError
 from flopwise.records.run import CRASH, LOST, OK, OOM, TIMEOUT
 from flopwise.spec.sweep import Sweep
+from flopwise.store import list_runs
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install 'flopwise[slurm]'")
 
@@ -40,6 +41,7 @@ def played(tmp_path, monkeypatch):
         os.killpg(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_sweep_on_slurm_has_the_rows_of_one_here(played, tmp_path, own_step):
     trials = [own_step("matmul"), own_step("crashes")]
     folder = Folder(tmp_path)
@@ -121,10 +123,9 @@ def test_ctrl_c_takes_the_jobs_back(played, tmp_path, own_step):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted) as stopped:
+    with pytest.raises(KeyboardInterrupt):
         flopwise.sweep(plan, on="slurm", runs=tmp_path / "runs")
-    assert stopped.value.result.points == ()
-    assert len(stopped.value.result.missing()) == 2
+    assert list_runs(tmp_path / "runs") == []  # of a run without rows nothing stays
     deadline = time.monotonic() + 10
     while played.running() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -211,7 +211,9 @@ def test_killed_and_started_again_it_ends_the_same(texts, tokenizer, prepared, t
     folder = tmp_path / "killed"
     command = [sys.executable, "-c", SLOW, str(tmp_path / "tokenizer.json"), str(folder), *map(str, texts)]
     child = subprocess.Popen(command)
-    while len(list(folder.glob("train-*.bin"))) < 4 and child.poll() is None:
+    while child.poll() is None:
+        if len(list(folder.glob("train-*.bin"))) >= 4 and (folder / corpora.MANIFEST).exists():
+            break
         time.sleep(0.002)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL

@@ -78,6 +78,22 @@ def test_regex_is_asked_for(monkeypatch):
     assert "flopwise[train]" in caught.value.hint
 
 
+def test_of_very_many_words_the_rarest_are_left_out(tmp_path, monkeypatch):
+    file, notes = tmp_path / "text.txt", []
+    file.write_text(" ".join(f"often rare{n}" for n in range(1000)))
+    whole = count.count_words(file, "gpt2", (), 1, notes.append)
+    assert len(whole) > 1000
+    assert notes == []
+    monkeypatch.setattr(count, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(count, "MOST_WORDS", 50)
+    kept = count.count_words(file, "gpt2", (), 1, notes.append)
+    assert kept[" often"] == whole[" often"] == 999
+    assert len(kept) == 50
+    assert len(notes) == 1
+    monkeypatch.setattr(count, "MOST_LETTERS", 100)
+    assert sum(map(len, count.count_words(file, "gpt2", (), 1))) <= 100
+
+
 def test_text_that_is_not_utf_8_names_the_place(tmp_path, monkeypatch):
     monkeypatch.setattr(count, "PIECE_BYTES", 1000)
     file = tmp_path / "latin.txt"

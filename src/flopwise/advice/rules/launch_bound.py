@@ -5,7 +5,8 @@ a trace, a step that takes longer than the GPU's own work while the host is busy
 estimate, the share must hold at its optimistic end, too. Not where CUDA graphs run {REPLAYED_SHARE:%} of the GPU time already.
 Saving: the step replayed as one CUDA graph, by the model; from a trace alone the untraced step's idle time by late launches,
 as a graph leaves none.
-Fix: capture the step in a CUDA graph, or compile it with `mode="reduce-overhead"`; fewer, larger kernels help as well.
+Fix: capture the step in a CUDA graph, or compile it with `mode="reduce-overhead"` (`--compile reduce-overhead`), which also takes
+steps that read numbers on the host; fewer, larger kernels help as well: a fused optimizer, fused projections and norms.
 """
 
 import msgspec
@@ -13,11 +14,13 @@ import msgspec
 from flopwise import units
 from flopwise.advice.constants import LAUNCH_BOUND_SHARE
 from flopwise.advice.facts import Facts
+from flopwise.advice.predicted import predicted_change
 from flopwise.advice.savings import Rule, idle_saved, predicted_or
 from flopwise.analysis.idle import LATE_LAUNCH
 from flopwise.analysis.verdict import BOUND
 from flopwise.records.finding import HIGH, MEDIUM, Finding
 from flopwise.records.waterfall import IDLE_LAUNCH, IDLE_OTHER
+from flopwise.spec.recipe import REPLAYED, SCALES_ON_DEVICE
 
 CODE = """graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):      # after three warm-up steps on a side stream, with static inputs
@@ -29,6 +32,7 @@ with torch.inference_mode(), torch.cuda.graph(graph):      # after three warm-up
     out = model(tokens)
 # each call: tokens.copy_(next_tokens); graph.replay(); use out
 # or: torch.compile(model, mode="reduce-overhead")"""
+_FEWER_OPS = {"optimizer": "fused", "projections": "fused", "norm": "triton", "activation": "triton", "rope": "triton"}
 RULE = Rule(__name__, (IDLE_LAUNCH, IDLE_OTHER), {"graph": "on"}, CODE)
 
 
@@ -47,7 +51,25 @@ def check(facts: Facts) -> Finding | None:
     title = f"{bound}the GPU waits {units.duration(late)} of {units.duration(step)} for launches"
     saving = predicted_or(facts, RULE.levers, traced)
     rule = RULE if facts.trains else msgspec.structs.replace(RULE, code=CODE_INFERENCE)
-    return rule.finding(facts, title, saving, evidence(facts), evidence_ns=late, late_ns=late, step_ns=step)
+    lines = (*evidence(facts), *_without_a_graph(facts))
+    return rule.finding(facts, title, saving, lines, evidence_ns=late, late_ns=late, step_ns=step)
+
+
+def _without_a_graph(facts: Facts) -> list[str]:
+    """What is left to a step that cannot be captured whole, where it can be predicted."""
+    recipe = facts.recipe
+    if recipe is None:
+        return []
+    fewer = _FEWER_OPS if recipe.compile == "off" else {"optimizer": "fused", "projections": "fused"}
+    kept = ("optimizer",) if recipe.optimizer in SCALES_ON_DEVICE else ()
+    fewer = {lever: value for lever, value in fewer.items() if getattr(recipe, lever) != value and lever not in kept}
+    lines = []
+    for levers, what in (({"compile": REPLAYED}, "the compiler's own graphs"), (fewer, "fewer, larger ops")):
+        change = predicted_change(facts, levers) if levers else None
+        if change is not None and change.saving_ns > 0:
+            named = " ".join(f"--{lever} {value}" for lever, value in levers.items())
+            lines.append(f"without a graph, {what} would save {units.duration(change.saving_ns)} (predicted): {named}")
+    return lines
 
 
 def _late_ns(facts: Facts) -> float:

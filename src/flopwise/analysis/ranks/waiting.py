@@ -131,7 +131,7 @@ def _apart(rows: pl.DataFrame, nameless: Sequence[int], residual_ns: float) -> p
     least = min(max(_ENDS_NS, _RESIDUALS * residual_ns), _MOST_ENDS_NS)
     doubtful = pl.col("group").is_in(list(nameless)) & (pl.col("collective") != NO_ID)
     rows = rows.sort("collective", "end_ns", maintain_order=True)
-    begins = (pl.col("end_ns").diff().over("collective") > least).fill_null(False)
+    begins = (pl.col("end_ns").diff() > least).fill_null(False)  # within a collective
     rows = rows.with_columns(
         part=pl.when(doubtful).then(begins.cast(pl.Int64).cum_sum().over("collective")).otherwise(0)
     )

@@ -3,7 +3,6 @@
 import os
 import socket
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -16,6 +15,7 @@ from flopwise.errors import FlopwiseError, Unsupported
 from flopwise.records.cluster import Returned, TrialRequest
 from flopwise.records.events import Done
 from flopwise.records.run import ERROR, INTERRUPTED, UNSUPPORTED
+from flopwise.scratch import scratch_folder
 from flopwise.version import __version__
 
 MOST_FILE_BYTES = 512 * 2**20
@@ -37,8 +37,8 @@ def measure_here(version: str, asked: bytes) -> bytes:
     if problem := prepare(version, request.folder):
         return msgspec.msgpack.encode(Returned(problem=problem, hint="install the same version on every node"))
     trial = request.trial
-    with TemporaryDirectory(prefix="flopwise-") as name:
-        folder = Folder(Path(name))
+    with scratch_folder() as name:
+        folder = Folder(name)
         try:
             worker = Worker(trial.workload.recipe.compile != "off")
         except FlopwiseError as error:

@@ -40,11 +40,13 @@ class RayCluster(Cluster):
         found = address or _running_here()
         if address:
             _check_reachable(address)
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         try:
-            ray.init(address=found or "local", **quiet, **({} if found else {"include_dashboard": False}))
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise FlopwiseError(f"no Ray cluster answers at {found or 'this machine'}: {error}", _START) from None
+            _join(ray, found)
+        except _NOT_STARTED:  # on a busy machine Ray's own limits of time are short: once more
+            try:
+                _join(ray, found)
+            except _NOT_STARTED as error:
+                raise FlopwiseError(f"no Ray cluster answers at {found or 'this machine'}: {error}", _START) from None
         sys.stdout = cast(TextIO, self.quiet)
 
     def nodes(self) -> list[Node]:
@@ -106,6 +108,7 @@ class _WithoutRay:
         return getattr(self.stream, name)
 
 
+_NOT_STARTED = (ConnectionError, RuntimeError, ValueError, AssertionError)
 _START = "ray start --head starts one; ray stop forgets one that has died"
 _INSTALL = "is flopwise[torch] installed on every node, in the same version?"
 
@@ -117,6 +120,16 @@ def _import_ray() -> ModuleType:
         raise FlopwiseError("--on ray needs Ray, which is not installed", "pip install 'flopwise[ray]'") from None
     found: ModuleType = ray
     return found
+
+
+def _join(ray: ModuleType, address: str) -> None:
+    """Join the cluster at `address`, or start one here; a failure leaves nothing half done, which Ray itself would."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    try:
+        ray.init(address=address or "local", **quiet, **({} if address else {"include_dashboard": False}))
+    except BaseException:
+        ray.shutdown()
+        raise
 
 
 def _running_here() -> str:

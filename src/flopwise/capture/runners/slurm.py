@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from flopwise.capture.runners.nodes import Node, Share
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.records.cluster import Returned
 from flopwise.records.run import INTERRUPTED, LOST, OOM, TIMEOUT
+from flopwise.scratch import Scratch
 
 ASK_S = 30.0  # between two questions to Slurm; a result is seen in the file system before
 _NOT_UP = ("down", "drain", "fail", "error", "unknown", "inval", "maint")  # how the states of nodes begin
@@ -58,7 +58,8 @@ class SlurmCluster(Cluster):
     def submit(self, job: Job, given: Share) -> Hashable:
         if not self.folder.name:
             self.parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix=".slurm-", dir=self.parent)).resolve()
+            self.scratch = Scratch(self.parent, ".slurm-")
+            self.folder = self.scratch.path
         executor = self.submitit.AutoExecutor(folder=self.folder, cluster=self.executor)
         executor.update_parameters(**parameters(given))
         try:
@@ -106,7 +107,7 @@ class SlurmCluster(Cluster):
 
     def close(self) -> None:
         if self.folder.name:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.scratch.close()
 
 
 def parameters(given: Share) -> dict[str, Any]:

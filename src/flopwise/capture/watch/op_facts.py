@@ -118,7 +118,10 @@ class Call:
     def dtype(self) -> str:
         """What it computes in: of a matmul its inputs' dtype (or TF32), else the widest floating dtype that it touches."""
         if self.fact.kind in (MATMUL, ATTENTION) and self.inputs:
-            name = self.inputs[0].dtype
+            first = self.inputs[0].dtype
+            name = next(
+                (one.dtype for one in self.inputs if _precision(one.dtype) == "fp8"), first
+            )  # beside what it keeps
             return "tf32" if name == "fp32" and self.fact.kind == MATMUL and tf32_allowed() else _precision(name)
         dtypes = {one.dtype for one in (*self.inputs, *self.outputs)}
         floating = [one for one in dtypes if _floating(one)]

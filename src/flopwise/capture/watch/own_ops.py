@@ -1,6 +1,7 @@
 """What flopwise's own ops (kernels/) do on a GPU behind the one call that is seen here: their parts and what they hold."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import msgspec
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from flopwise.spec.dtypes import dtype_name
+from flopwise.work.catalogue import TRANSPOSED
+from flopwise.work.op_rules import one_pass_scratch
 from flopwise.work.operation import COPY, LOSS, MATMUL, OpWork
 
 LOSS_OP = "linear_cross_entropy"
@@ -49,6 +52,14 @@ def loss_parts(whole: OpWork, args: tuple[Any, ...]) -> Iterator[OpWork]:
     yield part("mean", LOSS, 4 * tokens, 4, (tokens,), kernels=2)
 
 
+def factor_shapes(name: str, args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Of our own products, what is multiplied, as [m, k] and [k, n]; None of other ops."""
+    if name not in TRANSPOSED:
+        return None
+    left, right = (args[place].shape for place in TRANSPOSED[name])
+    return tuple(left), tuple(right)[::-1]
+
+
 def _sum_itemsize(weight: Tensor) -> int:
     return 4 if weight.dtype == torch.float16 else weight.element_size()
 
@@ -62,23 +73,20 @@ def loss_holds(args: tuple[Any, ...]) -> int:
     return int((n * vocab + cast + moved) * dtype.itemsize)
 
 
-def _row_sums(inputs: list[Tensor]) -> int:
-    return inputs[1].shape[0] * inputs[1].shape[1] * inputs[1].shape[2] * 4
+def _flash_backward_holds(args: tuple[Any, ...], hopper: bool) -> int:
+    q, k, window = args[1], args[2], args[7]
+    once = one_pass_scratch(tuple(q.shape), tuple(k.shape), dtype_name(q.dtype)) if hopper and window is None else None
+    return 4 * sum(prod(shape) for shape in once or [q.shape[:3]])  # else a number for each row
 
 
-# What a kernel allocates for itself and gives back before it ends. (The partial sums of a norm's weight are left out: a few
-# hundred rows.)
-HOLDS: dict[str, Callable[[list[Tensor]], int]] = {"flash_backward": _row_sums}
-
-
-def passing_bytes(name: str, inputs: list[Tensor]) -> int:
-    """What a kernel allocates for itself and gives back before it ends.
+def passing_bytes(name: str, args: tuple[Any, ...], inputs: list[Tensor], hopper: bool) -> int:
+    """What a kernel allocates for itself and gives back before it ends; the partial sums of a norm's weight are left out.
 
     The attention backwards sum dq over blocks of keys in fp32 and keep one number per query row (flash-attention 2's
     `dq_accum` and `dsoftmax_sum`; cuDNN and the efficient kernel hold the like).
     """
-    if name in HOLDS:
-        return HOLDS[name](inputs)
+    if name == "flash_backward":
+        return _flash_backward_holds(args, hopper)
     if not name.startswith("_scaled_dot_product") or not name.endswith("_backward"):
         return 0
     q = inputs[1]  # after the gradient of the output

@@ -60,6 +60,7 @@ class Tape:
     first: list[Section] = field(default_factory=list)
     steady: list[Section] = field(default_factory=list)
     guessed: int = 0  # numbers that code read from tensors without values
+    linear: str = ""  # as `Step` has it
 
     def sections(self) -> list[Section]:
         """All sections in the order they ran."""

@@ -64,15 +64,22 @@ def _check_device(t: Tensor) -> None:
 
 
 class Tracker(TorchDispatchMode):
-    """The mode that sees every op below autograd. `workspace_bytes`: what cuBLAS takes in each thread that needs it."""
+    """The mode that sees every op below autograd.
+
+    `workspace_bytes`: what cuBLAS takes in each thread that needs it. `hopper`: our kernels for sm_90 are those that run.
+    """
 
     def __init__(
-        self, names: ModuleNames, swaps: dict[Any, Callable[..., Any]] | None = None, workspace_bytes: int = 0
+        self,
+        names: ModuleNames,
+        swaps: dict[Any, Callable[..., Any]] | None = None,
+        workspace_bytes: int = 0,
+        hopper: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
         self.section = self.tape.build
-        self.names, self.swaps, self.workspace_bytes = names, swaps or {}, workspace_bytes
+        self.names, self.swaps, self.workspace_bytes, self.hopper = names, swaps or {}, workspace_bytes, hopper
         self._sum: GradientSum | None = None  # the last op, if it is one
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage's address -> its number
         self._forward_module: dict[int, str] = {}  # an autograd node's sequence number -> module
@@ -112,6 +119,10 @@ class Tracker(TorchDispatchMode):
 
     def _optimizer_ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._in_optimizer = False
+        self.label_state(optimizer)
+
+    def label_state(self, optimizer: Optimizer) -> None:
+        """What an optimizer keeps, and the parameters that it keeps it for."""
         always = getattr(optimizer, "steps_on_device", False)  # flopwise's own
         for group in optimizer.param_groups:
             on_device = bool(always or group.get("fused") or group.get("capturable"))
@@ -268,7 +279,7 @@ class Tracker(TorchDispatchMode):
             whole=fact.causal is not None and not _argument(args, kwargs, *fact.causal),
             reads=self._numbered(inputs) if kernels else (),
             writes=self._numbered(outputs) if kernels else (),
-            shapes=() if fact.over_lists else call.shapes,
+            shapes=() if fact.over_lists else own_ops.factor_shapes(fact.name, args) or call.shapes,
         )
         return Op(work, many, lists)
 
@@ -365,7 +376,7 @@ class Tracker(TorchDispatchMode):
         if multiplies and self.workspace_bytes and in_backward not in self._threads:
             self._threads.add(in_backward)
             self._unseen(self.workspace_bytes, op, WORKSPACE)
-        nbytes = passing_bytes(fact.name, inputs) if self.workspace_bytes else 0
+        nbytes = passing_bytes(fact.name, args, inputs, self.hopper) if self.workspace_bytes else 0
         if fact.name == own_ops.LOSS_OP:
             nbytes = own_ops.loss_holds(args)
         return self._unseen(nbytes, op) if nbytes else None

@@ -83,7 +83,7 @@ def cold_start() -> None:
     """In a process that has run nothing yet: the wall times of the first steps, as JSON on standard output."""
     from flopwise.capture.build import build_step, resolve_device
     from flopwise.capture.clock import clock_for
-    from flopwise.capture.pipes import die_with_parent
+    from flopwise.keeper import die_with_parent
 
     die_with_parent()  # an experiment that is ended takes its cold start along
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=_Asked)

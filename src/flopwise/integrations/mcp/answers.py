@@ -1,6 +1,7 @@
 """What the tools answer: fields with units in their names, lists of bounded length that say how much they leave out."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -236,6 +237,8 @@ class Compared(_Answer, frozen=True, kw_only=True):
     clock: str
     pairs: tuple[PairRow, ...] = ()
     pairs_left_out: int = 0
+    damage: tuple[str, ...] = ()  # rows that are lost: the verdicts are of what is left
+    different_environments: str = ""  # how the GPU, driver or torch of A and B differ: a ratio is of these, too
     only_a: int = 0
     only_b: int = 0
     step_before_ns: float | None = None
@@ -293,25 +296,27 @@ class Accounted(_Answer, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def content(answer: _Answer) -> dict[str, Any]:
+def content(answer: _Answer, shown: Callable[[str], str] = str) -> dict[str, Any]:
     """The answer as JSON's own types: texts from files shown, not done, and cut; numbers short and finite.
+
+    `shown` is what becomes of a text before.
 
     >>> content(KernelRow(name="a\\x1b[2J", kind="", gpu_ns=1 / 3, share=math.nan, count=2.0, mean_ns=0.0))["gpu_ns"]
     0.333333
     """
-    found: dict[str, Any] = _bounded(msgspec.to_builtins(answer))
+    found: dict[str, Any] = _bounded(msgspec.to_builtins(answer), shown)
     return found
 
 
-def _bounded(value: Any) -> Any:
+def _bounded(value: Any, shown: Callable[[str], str]) -> Any:
     match value:
         case str():
-            return visible(value, LONGEST).encode("utf-8", "backslashreplace").decode()
+            return visible(shown(value), LONGEST).encode("utf-8", "backslashreplace").decode()
         case float():
             return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
         case dict():
-            return {_bounded(key): _bounded(inner) for key, inner in value.items()}
+            return {_bounded(key, shown): _bounded(inner, shown) for key, inner in value.items()}
         case list() | tuple():
-            return [_bounded(inner) for inner in value]
+            return [_bounded(inner, shown) for inner in value]
         case _:
             return value

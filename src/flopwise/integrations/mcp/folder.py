@@ -1,10 +1,12 @@
 """What the server may read: files below the folder given at start, and runs below the folder of runs."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from flopwise.errors import FlopwiseError
+from flopwise.redact import redacted_line
 from flopwise.store import StoredRun, find, runs_root
 from flopwise.trace.input_file import check_file
 from flopwise.trace.read import is_trace_file
@@ -79,6 +81,12 @@ class Folder:
         if not path.is_relative_to(self.root):
             raise FlopwiseError(f"'{name}' is refused: it lies outside the server's folder", _PATHS)
         return path
+
+    def without_folders(self, text: str) -> str:
+        """A text that names files as the client may, and not where on this machine they lie."""
+        for place in (self.root, self.runs):
+            text = re.sub(rf"{re.escape(str(place))}(?:/|(?![\w.-]))", "", text)
+        return redacted_line(text)
 
     def shown(self, path: Path) -> str:
         """A file's path as the client may give it again."""

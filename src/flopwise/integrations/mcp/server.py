@@ -1,5 +1,6 @@
 """The server over standard input and output, by the MCP Python SDK; one call at a time, errors in one line and a hint."""
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -45,26 +46,28 @@ async def _serve(folder: Folder) -> None:
 
 def answered(folder: Folder, name: str, arguments: dict[str, Any]) -> protocol.CallToolResult:
     """One call; whatever goes wrong is an answer, and the server goes on."""
+    failed = partial(_refused, folder)
     try:
         if name not in TOOLS:
             raise FlopwiseError(f"there is no tool '{name}'", f"tools: {', '.join(TOOLS)}")
         tool = TOOLS[name]
-        found = content(tool.call(folder, msgspec.convert(arguments, tool.arguments)))
+        found = content(tool.call(folder, msgspec.convert(arguments, tool.arguments)), folder.without_folders)
     except FlopwiseError as error:
-        return _failed(error.message, error.hint)
-    except msgspec.ValidationError as error:
-        return _failed(str(error), f"the arguments of {name}: {', '.join(TOOLS[name].arguments.__struct_fields__)}")
+        return failed(error.message, error.hint)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a character of UTF-16
+        return failed(str(error), f"the arguments of {name}: {', '.join(TOOLS[name].arguments.__struct_fields__)}")
     except OSError as error:
-        return _failed(f"cannot read the file: {error.strerror}", "check the path")
+        return failed(f"cannot read the file: {error.strerror}", "check the path")
     except Exception as error:  # noqa: BLE001  the last resort, as in cli/main.py
-        return _failed(f"internal error: {type(error).__name__}: {error}", "the same command of flopwise shows more")
+        return failed(f"internal error: {type(error).__name__}: {error}", "the same command of flopwise shows more")
     text = msgspec.json.encode(found).decode()
     return protocol.CallToolResult(
         content=[protocol.TextContent(type="text", text=text)], structured_content=found, is_error=False
     )
 
 
-def _failed(message: str, hint: str) -> protocol.CallToolResult:
+def _refused(folder: Folder, message: str, hint: str) -> protocol.CallToolResult:
+    message, hint = map(folder.without_folders, (message, hint))
     text = f"error: {one_line(message)}" + (f"; hint: {one_line(hint)}" if hint else "")
     return protocol.CallToolResult(content=[protocol.TextContent(type="text", text=text)], is_error=True)
 

@@ -12,7 +12,7 @@ from flopwise.analysis.host_explanation import HostExplanation, HostShare
 from flopwise.api.account import account
 from flopwise.api.compare import compare
 from flopwise.api.explain import explain_one, with_gpu_work
-from flopwise.errors import FlopwiseError
+from flopwise.errors import Damaged, FlopwiseError
 from flopwise.integrations.mcp import answers
 from flopwise.integrations.mcp.folder import Folder
 from flopwise.predict.account import GpuAccount
@@ -21,6 +21,7 @@ from flopwise.records.run import STEP, Point
 from flopwise.spec import fields
 from flopwise.spec.recipe import LEVERS
 from flopwise.store import RunSummary, StoredRun, list_runs
+from flopwise.store.stored import TRAIN_KIND, tally
 
 MOST_NOTES = 20  # notes, warnings, lines of evidence or code
 _T = TypeVar("_T")
@@ -91,7 +92,13 @@ def summary(folder: Folder, asked: TraceArguments) -> answers.Summary:
     run = _run_part(target, asked.limit) if isinstance(target, StoredRun) else None
     if isinstance(target, StoredRun) and not any(point.trace_file for point in target.points):
         return answers.Summary(run=run)
-    found = _explained(folder, target, asked)
+    try:
+        found = _explained(folder, target, asked)
+    except Damaged as error:
+        if run is None:
+            raise
+        why = f"its trace is not explained: {error.message}; {error.hint}"
+        return answers.Summary(run=msgspec.structs.replace(run, warnings=(why, *run.warnings)))
     if isinstance(found, HostExplanation):
         return answers.Summary(run=run, host=_host_part(folder, found, asked.limit))
     return answers.Summary(run=run, trace=_trace_part(folder, found, asked.limit))
@@ -143,6 +150,8 @@ def compared(folder: Folder, asked: CompareArguments) -> answers.Compared:
         pairs_left_out=left_out,
         only_a=len(found.only_a),
         only_b=len(found.only_b),
+        damage=_said(found.damage),
+        different_environments=found.across,
     )
 
 
@@ -197,6 +206,12 @@ def _first(rows: Iterable[_T], limit: int) -> tuple[Sequence[_T], int]:
     return every[:limit], max(0, len(every) - limit)
 
 
+def _said(lost: Sequence[str]) -> tuple[str, ...]:
+    """What is lost, line by line; of very many lines, how many there are."""
+    more = len(lost) - MOST_NOTES
+    return (*lost[:MOST_NOTES], f"and {more} more") if more > 1 else tuple(lost)
+
+
 def _explained(folder: Folder, target: Path | StoredRun, asked: TraceArguments) -> Explanation | HostExplanation:
     return explain_one(target, timings=folder.run(asked.timings) if asked.timings else None, gpu=asked.gpu or None)
 
@@ -226,20 +241,22 @@ def _run_row(folder: Folder, run: RunSummary) -> answers.RunRow:
         points_failed=run.failed,
         complete=run.complete,
         size_bytes=run.size_bytes,
-        warnings=run.warnings[:MOST_NOTES],
+        warnings=_said(run.warnings),
     )
 
 
 def _run_part(run: StoredRun, limit: int) -> answers.RunPart:
     kept, left_out = _first(run.points, limit)
+    counted = tally(run.path, run.header)  # with the rows of a tuning, a training or the lab
+    lost = (*counted.warnings, *(run.left_out if run.header.kind != TRAIN_KIND else ()))  # which has no points
     return answers.RunPart(
         id=run.header.id,
         kind=run.header.kind,
         created_at=run.header.created_at,
-        complete=run.complete,
+        complete=counted.complete,
         points=tuple(map(_point_row, kept)),
         points_left_out=left_out,
-        warnings=run.warnings[:MOST_NOTES],
+        warnings=_said(tuple(dict.fromkeys(lost))),
     )
 
 

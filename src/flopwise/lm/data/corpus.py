@@ -21,6 +21,7 @@ MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 AGAIN = "prepare it again from its text: whole shards are kept"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _BLOCK = 1 << 22
+_MOST_BYTES = 64 << 20  # of a manifest: half a million shards
 _OPEN = 256  # shards mapped at a time: each takes a file descriptor
 
 
@@ -95,6 +96,10 @@ def read_manifest(folder: Path) -> CorpusManifest | None:
     """The folder's manifest; None where there is none."""
     path = folder / MANIFEST
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise FlopwiseError(
+                f"{path} is larger than {_MOST_BYTES >> 20} MiB", "remove the folder and prepare it again"
+            )
         manifest = msgspec.json.decode(path.read_bytes(), type=CorpusManifest)
     except (FileNotFoundError, NotADirectoryError):
         return None

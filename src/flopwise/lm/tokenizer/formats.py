@@ -14,7 +14,7 @@ from flopwise.lm.tokenizer.patterns import name_of, pattern_of
 
 Parts = tuple[dict[bytes, int], dict[str, int], str]  # ranks, special tokens, pattern
 _TIKTOKEN = ".tiktoken"
-_LARGEST = 256 << 20
+_LARGEST = 64 << 20  # those of 200,000 tokens have 28 MB
 _HINT = "flopwise reads byte-level BPE: tokenizer.json as of GPT-2 or Llama 3, or tiktoken's NAME.tiktoken"
 
 
@@ -42,6 +42,8 @@ def read(path: Path, pattern: str, special: Sequence[str]) -> Parts:
     try:
         if path.stat().st_size > _LARGEST:
             raise FlopwiseError(f"{path} is larger than {_LARGEST >> 20} MiB", "is it a tokenizer?")
+        if path.is_fifo():
+            raise FlopwiseError(f"cannot read {path}: it is a pipe, not a file", "write it to a file first")
         text = path.read_bytes()
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {(error.strerror or str(error)).lower()}", "check the path") from None

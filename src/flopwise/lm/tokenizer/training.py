@@ -18,12 +18,13 @@ def train(
     special: Sequence[str] = SPECIAL,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Tokenizer:
     """Learn `vocab_size` tokens: 256 bytes, merges, then the special tokens. `Tokenizer.size` is smaller where the text is too
-    small to have so many merges. `progress` is called with the number of merges so far.
+    small to have so many merges. `progress` is called with the number of merges so far, `note` with what was left out.
     """
     check_size(vocab_size, special)
-    words = count_words(paths, pattern, special, processes)
+    words = count_words(paths, pattern, special, processes, note)
     return from_merges(learn(words, vocab_size - 256 - len(special), progress), special, pattern)
 
 

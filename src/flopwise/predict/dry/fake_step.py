@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from flopwise import torch_private
 from flopwise.capture.build import build_step
 from flopwise.capture.raised import describe_error, where
-from flopwise.capture.watch.collector import no_collector
 from flopwise.capture.watch.modules import ModuleNames
 from flopwise.capture.watch.tape import Tape
 from flopwise.capture.watch.tracker import Tracker
+from flopwise.collector import no_collector
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.predict.dry.architecture import CPU, Architecture
 from flopwise.predict.dry.cuda_autocast import cuda_autocast
@@ -32,7 +32,13 @@ _CPU = torch.device("cpu")
 def record(workload: Workload, architecture: Architecture, attention: Attention) -> Tape:
     """Build the step, run it twice (the second is like all that follow), and return the tape."""
     with _pretending(workload, architecture, attention) as tracker:
-        run_twice(tracker, lambda: build_step(workload, _CPU).phases)
+
+        def build() -> dict[str, Callable[[], object]]:
+            step = build_step(workload, _CPU)
+            tracker.tape.linear = step.linear
+            return step.phases
+
+        run_twice(tracker, build)
     return tracker.tape
 
 
@@ -41,6 +47,8 @@ def record_build(workload: Workload, architecture: Architecture) -> Tape:
     with _pretending(workload, architecture, Attention(architecture)) as tracker:
         step = build_step(workload, _CPU)
         tracker.begin("after", [])
+        for optimizer in step.optimizers:
+            tracker.label_state(optimizer)
         del step
     return tracker.tape
 
@@ -62,7 +70,7 @@ def _pretending(workload: Workload, architecture: Architecture, attention: Atten
         stack.enter_context(no_collector())
         stack.enter_context(torch_private.taken_as_real())
         fake = stack.enter_context(KnowingFakeMode())
-        tracker = Tracker(names, swaps, architecture.workspace_bytes)
+        tracker = Tracker(names, swaps, architecture.workspace_bytes, architecture.name == "hopper")
         stack.enter_context(tracker.watching_optimizers())
         stack.enter_context(tracker)
         yield tracker

@@ -52,15 +52,15 @@ def dry_run(workload: Workload, gpu: str = "hopper") -> DryRun:
         peak_op=played.peak_op,
         moments=tuple(played.moments),
         phases=tuple(played.memory),
-        parameters=sum(prod(tape.storages[n].shape) for n, o in enumerate(owner) if o == PARAMETERS),
+        parameters=sum(prod(tape.storages[n].shape) for n in _left(tape, owner, PARAMETERS)),
         weights=_weights(tape, owner, workload),
         largest=_tensors(tape, owner, played.at_peak)[:LARGEST_TENSORS],
         saved=tuple(t for t in _tensors(tape, owner, played.after_forward) if t.owner in SAVED and t.phase),
-        parameters_bytes=_asked_for(tape, owner, PARAMETERS),
+        parameters_bytes=sum(tape.storages[n].nbytes for n in _left(tape, owner, PARAMETERS)),
         gradients_bytes=_asked_for(tape, owner, GRADIENTS),
         optimizer_bytes=_asked_for(tape, owner, OPTIMIZER_STATE),
         attention=tuple(sorted(attention.backends)),
-        notes=(*notes, *[GUESSED] * bool(tape.guessed)),
+        notes=(*notes, *([tape.linear] if tape.linear else []), *[GUESSED] * bool(tape.guessed)),
     )
 
 
@@ -114,17 +114,20 @@ def _weights(tape: Tape, owner: list[str], workload: Workload) -> tuple[Weight, 
     """The parameters, in the order they were made; what was replaced (by a cast, or another device's) is gone."""
     if workload.own_model is not None:
         return ()
-    freed = {n for s in tape.sections() for kind, n in s.events if kind == FREE}
-    there = [(n, s) for n, s in enumerate(tape.storages) if owner[n] == PARAMETERS and n not in freed]
+    there = [(n, tape.storages[n]) for n in _left(tape, owner, PARAMETERS)]
     return tuple(Weight(tensor=n, shape=s.shape, dtype=s.dtype, module=s.module) for n, s in there)
+
+
+def _left(tape: Tape, owner: list[str], which: str) -> list[int]:
+    """The storages of this owner that are there when the steps are over."""
+    freed = {n for s in tape.sections() for kind, n in s.events if kind == FREE}
+    return [n for n, one in enumerate(owner) if one == which and n not in freed]
 
 
 def _asked_for(tape: Tape, owner: list[str], which: str) -> int:
     """Bytes of this owner that a steady step makes, or that the steps before have left for it."""
-    freed = {n for s in tape.sections() for kind, n in s.events if kind == FREE}
     made = {n for s in tape.steady for kind, n in s.events if kind == ALLOC and owner[n] == which}
-    numbers = made or {n for n, o in enumerate(owner) if o == which and n not in freed}
-    return sum(tape.storages[n].nbytes for n in numbers)
+    return sum(tape.storages[n].nbytes for n in made or _left(tape, owner, which))
 
 
 def _tensors(tape: Tape, owner: list[str], numbers: set[int]) -> tuple[LiveTensor, ...]:

@@ -8,7 +8,7 @@ from flopwise.errors import Unsupported
 from flopwise.predict.shapes import adamw
 from flopwise.predict.shapes.tape import Parameter, Tape
 from flopwise.records.prediction import PredictedStep, Weight
-from flopwise.spec.recipe import OWN_OPTIMIZERS, Recipe
+from flopwise.spec.recipe import OWN_OPTIMIZERS, WITH_MASTERS, Recipe
 from flopwise.work.operation import OPTIMIZER, OpWork
 
 _STATES = 2  # of Adam's: tensors as large as the weight
@@ -38,8 +38,10 @@ def with_optimizer(ops: Sequence[OpWork], recipe: Recipe, written: Recipe, step:
     counts = form == "foreach" and recipe.graph == "on" != written.graph and _is_adam(ops, updated)
     if as_written and not counts:
         return ops
-    if recipe.precision == "bf16-master" and wanted not in OWN_OPTIMIZERS:
-        raise Unsupported(f"precision = 'bf16-master' needs masters, and {wanted} keeps none", "optimizer = flopwise")
+    if recipe.precision in WITH_MASTERS and wanted not in OWN_OPTIMIZERS:
+        raise Unsupported(
+            f"precision = '{recipe.precision}' needs masters, and {wanted} keeps none", "optimizer = flopwise"
+        )
     if not updated or not _is_adam(ops, updated):
         raise Unsupported(
             "no Adam or AdamW was recorded in this step", "measure it: other optimizers are not predicted"

@@ -19,15 +19,17 @@ from flopwise.predict.recorded.optimizer import with_optimizer
 from flopwise.predict.recorded.pieces import with_activation, with_norm, with_rope
 from flopwise.predict.recorded.projections import with_joined_projections
 from flopwise.records.prediction import PredictedStep
-from flopwise.spec.recipe import Recipe
+from flopwise.spec.recipe import FP8, Recipe
 from flopwise.spec.workload import UserStep, Workload, varied
 from flopwise.work.operation import MATMUL, OPTIMIZER, OpWork
 
 Ops = Sequence[OpWork]
+# Recorded apart, and what each needs besides; fp8 on request.
 CAST: dict[str, dict[str, Any]] = {
     "bf16": {},
     "bf16-master": {"optimizer": "flopwise"},
-}  # recorded apart, and what each needs besides
+    "fp8": {"optimizer": "flopwise"},
+}
 _HINT = "measure it: the levers of a step of your own are predicted from what a dry run recorded of it"
 
 
@@ -102,7 +104,7 @@ def _fewer(op: OpWork, left: float) -> OpWork:
     )
 
 
-def to_record(workload: Workload) -> list[Workload]:
+def to_record(workload: Workload, allow: Sequence[str] = ()) -> list[Workload]:
     """The workloads whose dry runs make a `RecordedStep`: the step as written, and by precision what is cast otherwise.
 
     >>> from flopwise.spec.workload import workload
@@ -111,7 +113,8 @@ def to_record(workload: Workload) -> list[Workload]:
     """
     written = written_recipe(workload)
     first = varied(workload, recipe=written)
-    others = {name: also for name, also in CAST.items() if name != written.precision}
+    wanted = [name for name in CAST if name not in FP8 or name in allow]
+    others = {name: CAST[name] for name in wanted if name != written.precision}
     return [first, *(varied(first, precision=name, **also) for name, also in others.items())]
 
 
@@ -120,9 +123,8 @@ def written_recipe(workload: Workload) -> Recipe:
     return workload.subject.written if isinstance(workload.subject, UserStep) else Recipe()
 
 
-def recorded_step(workload: Workload, runs: Sequence[PredictedStep | None]) -> RecordedStep | None:
-    """From the dry runs of `to_record`; None where the step as written could not be run."""
-    asked = to_record(workload)
+def recorded_step(asked: Sequence[Workload], runs: Sequence[PredictedStep | None]) -> RecordedStep | None:
+    """From the dry runs of what `to_record` has asked for; None where the step as written could not be run."""
     found = [(one.recipe.precision, run) for one, run in zip(asked[1:], runs[1:], strict=True) if run is not None]
     return RecordedStep(as_written=runs[0], cast=dict(found)) if runs and runs[0] is not None else None
 

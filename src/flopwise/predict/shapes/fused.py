@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flopwise.predict.shapes.ops import lowered, pointwise, precision
 from flopwise.predict.shapes.tape import Gradients, Node, Tape, Tensor
+from flopwise.work.op_rules import one_pass_scratch
 from flopwise.work.operation import LOGITS, PART
 from flopwise.work.tensor import Shape
 
@@ -94,11 +95,13 @@ def own_rope(t: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     return first, second
 
 
-def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_head: bool) -> Tensor:
+def sdpa(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_head: bool, hopper: bool = False
+) -> Tensor:
     """Fused attention: no scores are written. The backward pass computes them again: five matmuls for the forward pass's two.
 
     FLOPs are those of the whole square of scores; a causal kernel does about half (see op_rules.causal_share).
-    `by_head`: the output lies head by head in memory.
+    `by_head`: the output lies head by head in memory. `hopper`: our kernels for sm_90 are those that run.
     """
     q, k, v = (lowered(t, x) for x in (q, k, v))
     batch, heads, context, _ = q.shape
@@ -112,7 +115,8 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_
 
     def backward(t: Tape, grad: Tensor, saved: Sequence[Tensor]) -> Gradients:
         before = len(t.ops)
-        scratch = _backward_scratch(t, backend, grad, saved[3], by_head)
+        once = one_pass_scratch(*shapes[:2], saved[0].dtype) if hopper and backend == "triton" else None
+        scratch = _backward_scratch(t, backend, grad, saved[3], by_head, once)
         parts = sum(op.op != f"{PART}copy" for op in t.ops[before:])
         grads = [t.tensor(x.shape, x.dtype, op="sdpa_backward") for x in saved[:3]]
         inputs = (grad, *saved, *scratch)
@@ -122,8 +126,13 @@ def sdpa(t: Tape, q: Tensor, k: Tensor, v: Tensor, backend: str, tf32: bool, by_
     return t.connect(out, (q, k, v), backward, saved)
 
 
-def _backward_scratch(t: Tape, backend: str, grad: Tensor, out: Tensor, by_head: bool) -> list[Tensor]:
+def _backward_scratch(
+    t: Tape, backend: str, grad: Tensor, out: Tensor, by_head: bool, once: tuple[Shape, Shape] | None
+) -> list[Tensor]:
     """What a backend's backward pass needs beside its results: row sums of gradient · output, and fp32 sums of ∂q."""
+    if once:
+        lines = t.run(f"{PART}sum", (grad, out), once[0], "fp32", like="sdpa")
+        return [lines, t.tensor(once[1], "fp32", op="sdpa_backward")]
     rows = (*grad.shape[:-1], 1)
     if backend == "efficient":
         product = t.run(f"{PART}mul", (grad, out), grad.shape, grad.dtype, like="mul")

@@ -19,8 +19,8 @@ Activation = Tensor | tuple[Tensor, ...]  # in bf16, and in fp8 for the layers t
 class Network:
     """The model's weights, and its forward pass."""
 
-    def __init__(self, t: Tape, spec: ModelSpec, recipe: Recipe, context: int, backend: str) -> None:
-        self.t, self.spec, self.recipe, self.backend = t, spec, recipe, backend
+    def __init__(self, t: Tape, spec: ModelSpec, recipe: Recipe, context: int, backend: str, hopper: bool) -> None:
+        self.t, self.spec, self.recipe, self.backend, self.hopper = t, spec, recipe, backend, hopper
         self.dtype = recipe.weights
         self.tf32 = recipe.precision == "tf32"
         self.fp8, self.by_rows = recipe.precision in FP8, recipe.precision == "fp8-rowwise"
@@ -241,7 +241,7 @@ class Network:
             return self._naive(q, k, v)
         repeats = self._heads_repeated()
         k, v = _repeated(self.t, k, repeats), _repeated(self.t, v, repeats)
-        return fused.sdpa(self.t, q, k, v, self.backend, self.tf32, self._by_head())
+        return fused.sdpa(self.t, q, k, v, self.backend, self.tf32, self._by_head(), self.hopper)
 
     def _heads_repeated(self) -> int:
         """How often keys and values are repeated: the fused backends for half precision take grouped heads as they are."""

@@ -73,7 +73,7 @@ class _Step:
         gpu = None if self.on_cpu else gpu
         self.autocast = _AUTOCAST.get(self.recipe.precision, "")
         backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu, workload.subject.head_dim)
-        self.network = Network(t, workload.subject, self.recipe, workload.context, backend)
+        self.network = Network(t, workload.subject, self.recipe, workload.context, backend, _is_hopper(gpu))
         self.parameters = list(self.network.parameters.values())
         sizes = (workload.batch, workload.context)
         self.tokens = t.tensor(sizes, "int64", INPUTS, "tokens")
@@ -240,7 +240,11 @@ def workspace_bytes(gpu: Gpu | None) -> int:
     """
     if gpu is not None and gpu.name in ("mi300x", "mi300a", "mi325x"):
         return 128 * _MIB
-    return 32 * _MIB if gpu is None or _major(gpu) == 9 else 4096 * 2 * 1024 + 16 * 8 * 1024
+    return 32 * _MIB if _is_hopper(gpu) else 4096 * 2 * 1024 + 16 * 8 * 1024
+
+
+def _is_hopper(gpu: Gpu | None) -> bool:
+    return gpu is None or _major(gpu) == 9  # where none is named
 
 
 def _major(gpu: Gpu) -> int:

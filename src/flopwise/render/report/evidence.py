@@ -80,6 +80,7 @@ class ReportPart:
     lab: LabRun | None = None
     training: Training | None = None
     notes: tuple[str, ...] = ()  # what could not be read, and why
+    damage: tuple[str, ...] = ()  # of its run: what is lost, or may be wrong
 
     @property
     def points(self) -> tuple[Point, ...]:

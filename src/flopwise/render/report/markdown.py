@@ -25,17 +25,18 @@ from flopwise.render.report.evidence import (
 from flopwise.render.report.overview import overview
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import saving, short_command
-from flopwise.render.table import escaped, markdown
+from flopwise.render.table import escaped, inert, markdown
 from flopwise.render.visible import LONGEST_LINE, visible
 
+_LEADING = re.compile(r"^[#>+=-]")  # what makes a heading, a quotation or a list of a paragraph
 MOST_ROWS = 15  # of a table: a comment holds 65,536 characters
 
 
 def markdown_report(report: Report, pictures: Mapping[str, str] | None = None) -> str:
     """The report; `pictures` are the addresses of its charts as files, by their keys."""
-    parts = [_part(part, prefix, pictures or {}) for part, prefix in zip(report.parts, report.prefixes(), strict=True)]
+    parts = [_part(part, prefix, pictures) for part, prefix in zip(report.parts, report.prefixes(), strict=True)]
     if (together := side_by_side(report.parts)) is not None:
-        parts.insert(0, _section(together, "", pictures or {}))
+        parts.insert(0, _section(together, "", pictures))
     made = f"\n<sub>made by {_code(short_command(report.command))}</sub>\n" if report.command else ""
     return "\n".join(parts) + made
 
@@ -50,7 +51,7 @@ def pictures_of(report: Report) -> dict[str, ChartBlock]:
     return {prefix + block.key: block for prefix, block in blocks if isinstance(block, ChartBlock)}
 
 
-def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
+def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str] | None) -> str:
     first = overview(part)
     head = f"## {_plain(part.name)}\n\n**{_plain(first.verdict)}**\n"
     top = _overview(first, prefix, pictures) if first.numbers else ""
@@ -58,7 +59,7 @@ def _part(part: ReportPart, prefix: str, pictures: Mapping[str, str]) -> str:
     return "\n".join([head, *filter(None, (top, *texts))])
 
 
-def _overview(first: Overview, prefix: str, pictures: Mapping[str, str]) -> str:
+def _overview(first: Overview, prefix: str, pictures: Mapping[str, str] | None) -> str:
     """The numbers and the picture; the changes follow as findings, or as the recipe."""
     notes = ("; ".join(filter(None, (one.share, one.note, one.how))) for one in first.numbers)
     lines = [f"- {one.label}: **{one.value}** ({_plain(note)})" for one, note in zip(first.numbers, notes, strict=True)]
@@ -66,22 +67,24 @@ def _overview(first: Overview, prefix: str, pictures: Mapping[str, str]) -> str:
     return "\n".join((*lines, "", picture))
 
 
-def _section(section: Section, prefix: str, pictures: Mapping[str, str]) -> str:
+def _section(section: Section, prefix: str, pictures: Mapping[str, str] | None) -> str:
     """'' for one of pictures alone, where none are drawn."""
     blocks = [text for block in section.blocks if (text := _block(block, prefix, pictures))]
     if not blocks:
         return ""
     if section.key == "findings":
         return f"### {_plain(section.title)}\n\n" + "\n".join(blocks)
-    opened = " open" if pictures else ""
-    title = html.escape(visible(section.title, LONGEST_LINE))  # between tags Markdown's own escapes would be seen
+    opened = " open" if pictures is not None else ""
+    title = inert(
+        html.escape(visible(section.title, LONGEST_LINE))
+    )  # between tags Markdown's own escapes would be seen
     return f"<details{opened}><summary>{title}</summary>\n\n" + "\n".join(blocks) + "\n</details>\n"
 
 
-def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
+def _block(block: Block, prefix: str, pictures: Mapping[str, str] | None) -> str:
     match block:
         case ChartBlock():
-            return _picture(block, pictures.get(prefix + block.key), bool(pictures))
+            return _picture(block, (pictures or {}).get(prefix + block.key), pictures is not None)
         case TableBlock(folded=True):
             return ""
         case TableBlock():
@@ -93,7 +96,7 @@ def _block(block: Block, prefix: str, pictures: Mapping[str, str]) -> str:
         case Advice():
             return "\n".join(_finding(number, finding) for number, finding in enumerate(block.findings, 1))
         case _:
-            return f"{_plain(block)}\n"
+            return _LEADING.sub(r"\\\g<0>", _plain(block)) + "\n"
 
 
 def _picture(picture: ChartBlock, address: str | None, drawn: bool) -> str:

@@ -33,18 +33,23 @@ _EVIDENCE, _RECIPE = "Evidence", "The recipe"
 
 
 def overview(part: ReportPart) -> Overview:
-    """The screen of its verb; of a target without one (a lab, a sweep) its verdict alone."""
+    """The screen of its verb; of a target without one (a lab, a sweep) its verdict alone. Damage comes first."""
     shown = _screen(part)
     if shown is None:
-        return Overview(_without_screen(part))
+        return Overview(f"{_damaged(part)}{_without_screen(part)}")
     return Overview(
-        verdict=shown.verdict,
+        verdict=f"{_damaged(part)}{shown.verdict}",
         numbers=tuple(_number(one, shown.unit) for one in shown.figures),
         picture=_picture(part, shown),
         changes=_changes(part, shown),
         heading=shown.changes_title.partition(" (")[0],
         how=evidence.MEASURED if part.tuning is not None else evidence.PREDICTED,
     )
+
+
+def _damaged(part: ReportPart) -> str:
+    more = f", and {len(part.damage) - _MOST_NAMED} more" if len(part.damage) > _MOST_NAMED else ""
+    return f"Damaged: {'; '.join(part.damage[:_MOST_NAMED])}{more}. " if part.damage else ""
 
 
 def _screen(part: ReportPart) -> Screen | None:

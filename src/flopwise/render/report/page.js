@@ -154,13 +154,68 @@ window.flopwise = { drawAll: () => Promise.all(holders.map(embed)) };
 // Tables: a header is a button that sorts; the raw values sort, not the words. Whichever way, what is blank comes last, and
 // after it the row that adds up the others.
 const value = (cell) => cell.dataset.v ?? cell.textContent;
-const rank = (row, text) => (row.classList.contains("total") ? 2 : text === "" ? 1 : 0);
+const rank = (row, text) => (row.total ? 2 : text === "" ? 1 : 0);
 const compare = (a, b) => {
   const x = Number(a), y = Number(b);
   if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
   if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
   return a.localeCompare(b);
 };
+// A table of many rows has the first in the page, and all as data: an element is made of a row once it is shown.
+const element = (cells, heads, long) => {
+  const row = document.createElement("tr");
+  cells.forEach((cell, i) => {
+    const [text, raw, titled] = [cell].flat(), kinds = heads[i].classList, made = row.insertCell();
+    made.textContent = text;
+    if (raw !== undefined) made.dataset.v = raw;
+    if (titled) made.title = raw.slice(0, 1000);
+    if (kinds.contains("right")) made.className = "right";
+    else if (text.length > long) made.className = "long";
+    if (kinds.contains("wraps")) made.classList.add("wraps");
+  });
+  return row;
+};
+const pager = (table) => document.querySelector(`[data-pages="${table.id}"]`);
+const records = (table) => {
+  const { rows, page, long, total } = JSON.parse(document.getElementById(`${table.id}-rows`).textContent);
+  const all = rows.map((cells, i) => ({
+    values: cells.map((cell) => [cell].flat().slice(0, 2).at(-1)),
+    total: total && i === rows.length - 1,
+    element() {
+      const row = element(cells, table.tHead.rows[0].cells, long);
+      if (this.total) row.className = "total";
+      return row;
+    },
+  }));
+  return Object.assign(all, { page });
+};
+const held = new Map();
+const every = (table) => {
+  if (!pager(table)) {
+    return [...table.tBodies[0].rows].map((row) => ({
+      values: [...row.cells].map(value), total: row.classList.contains("total"), element: () => row,
+    }));
+  }
+  if (!held.has(table)) held.set(table, records(table));
+  return held.get(table);
+};
+const turn = (table, rows, from = 0) => {
+  table.tBodies[0].replaceChildren(...rows.slice(from, from + (rows.page ?? rows.length)).map((row) => row.element()));
+  const box = pager(table)?.querySelector("select");
+  if (!box) return;
+  box.value = from;
+  for (const button of pager(table).querySelectorAll("button")) button.disabled = !box.options[box.selectedIndex + Number(button.dataset.step)];
+};
+for (const box of document.querySelectorAll("[data-pages]")) {
+  const table = document.getElementById(box.dataset.pages), list = box.querySelector("select");
+  const go = (place) => turn(table, every(table), Number(list.options[place].value));
+  list.addEventListener("change", () => go(list.selectedIndex));
+  for (const button of box.querySelectorAll("button")) {
+    button.hidden = false;
+    button.disabled = button.dataset.step === "-1";
+    button.addEventListener("click", () => go(list.selectedIndex + Number(button.dataset.step)));
+  }
+}
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const header = button.parentElement, table = header.closest("table"), column = header.cellIndex;
@@ -170,12 +225,12 @@ for (const button of document.querySelectorAll("th button")) {
     for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", "none");
     header.setAttribute("aria-sort", next);
     const sign = next === "ascending" ? 1 : -1;
-    const rows = [...table.tBodies[0].rows];
+    const rows = every(table);
     rows.sort((a, b) => {
-      const x = value(a.cells[column]), y = value(b.cells[column]);
+      const x = a.values[column], y = b.values[column];
       return rank(a, x) - rank(b, y) || sign * compare(x, y);
     });
-    table.tBodies[0].append(...rows);
+    turn(table, rows);
     say(`sorted by ${button.textContent}, ${next}`);
   });
 }
@@ -185,7 +240,7 @@ const quoted = (text) => {
 };
 const csv = (table) => {
   const keys = [...table.tHead.rows[0].cells].map((cell) => quoted(cell.dataset.key));
-  const rows = [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => quoted(value(cell))).join(","));
+  const rows = every(table).map((row) => row.values.map(quoted).join(","));
   return [keys.join(","), ...rows].join("\r\n") + "\r\n";
 };
 const copy = async (text) => {
@@ -211,7 +266,12 @@ for (const button of document.querySelectorAll("[data-rows]")) {
   const table = document.getElementById(button.dataset.rows);
   table.classList.add("some");
   button.hidden = false;
-  button.addEventListener("click", () => { table.classList.remove("some"); button.remove(); });
+  if (pager(table)) pager(table).hidden = true;
+  button.addEventListener("click", () => {
+    table.classList.remove("some");
+    if (pager(table)) pager(table).hidden = false;
+    button.remove();
+  });
 }
 const cue = (box) => box.parentElement.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
 const sizes = new ResizeObserver((entries) => entries.forEach((entry) => cue(entry.target)));

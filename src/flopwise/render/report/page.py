@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from flopwise.records.finding import Finding
+from flopwise.records.table import Table
 from flopwise.render.charts import NOT_DRAWN, csp_hash, readable
 from flopwise.render.findings_view import options
 from flopwise.render.report.evidence import (
@@ -39,7 +40,7 @@ from flopwise.render.report.evidence import (
 from flopwise.render.report.overview import about, finding_keys, overview
 from flopwise.render.report.sections import sections, side_by_side
 from flopwise.render.report.verdict import saving, short_command
-from flopwise.render.table import ShownColumn, shown
+from flopwise.render.table import ShownColumn, ShownTable, shown
 from flopwise.render.vega import vega_javascript
 from flopwise.render.visible import LONGEST_LINE, visible
 
@@ -48,8 +49,12 @@ _LONG = 60  # characters from which a cell may be broken into lines
 _FEW = 5  # columns up to which a table's sentences stand below the rest of their row on a narrow screen
 _WIDE = 9  # columns from which a table is printed in small letters
 _FOLDED = 15  # rows from which on a table shows the first ones alone until asked
+_PAGE = 200  # rows from which on a table is shown in pages
 _RAW = 4000  # characters of a name that are kept to be copied
 _READY = 'dispatchEvent(new Event("vega"));'  # what the page waits for
+_NO_SCRIPT = (
+    f"The charts need JavaScript; every number is in the tables, too, of which {_PAGE} rows are shown without it."
+)
 _BADGES = (MEASURED, PREDICTED, SPECIFIED)  # that have a colour of their own
 
 
@@ -57,30 +62,32 @@ def html_report(report: Report) -> str:
     """The page."""
     charts: dict[str, Any] = {}
     several = len(report.parts) > 1
-    bodies = [
-        _part(part, prefix, several, charts) for part, prefix in zip(report.parts, report.prefixes(), strict=True)
-    ]
+    built = [sections(part) for part in report.parts]
+    firsts = [overview(part) for part in report.parts]
+    named = zip(report.parts, firsts, built, report.prefixes(), strict=True)
+    bodies = [_part(part, first, of_part, prefix, several, charts) for part, first, of_part, prefix in named]
     together = side_by_side(report.parts)
     if together is not None:
         bodies.insert(0, _section(together, "", 2, charts))
     main = leading(report.parts)
+    subject_line = about(main)
     style, code, vega = _resource("page.css"), _resource("page.js"), f"{vega_javascript()}\n{_READY}"
     scripts = f"script-src {csp_hash(vega)} {csp_hash(code)}; style-src {csp_hash(style)}"
     policy = f"default-src 'none'; {scripts}; img-src data:; base-uri 'none'; form-action 'none'"
-    subject = f"{main.name}: " if several and main.name not in about(main) else ""
-    heading = _kept_whole(_text(subject + overview(main).verdict))
+    subject = f"{main.name}: " if several and main.name not in subject_line else ""
+    heading = _kept_whole(_text(subject + firsts[report.parts.index(main)].verdict))
     packed = base64.b64encode(gzip.compress(vega.encode(), mtime=0)).decode()
     return f"""<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
-<title>{_text(about(main), 120)}: flopwise</title><style>{style}</style></head>
+<title>{_text(subject_line, 120)}: flopwise</title><style>{style}</style></head>
 <body><a class="skip" href="#main">Skip to the report</a>
 <header><div class="bar"><span>flopwise report</span><span>{_perfetto(report.parts)}
 <button id="theme" type="button" aria-label="Change between light and dark">Dark</button></span></div>
-<h1><span id="about">{_text(about(main), 200)}</span> {heading}</h1>{_contents(report, together)}</header>
+<h1><span id="about">{_text(subject_line, 200)}</span> {heading}</h1>{_contents(report, together, built[0])}</header>
 <main id="main">{"".join(bodies)}</main>
-<footer>{_made_by(report)}<noscript><p>The charts need JavaScript; every number is in the tables, too.</p></noscript></footer>
+<footer>{_made_by(report)}<noscript><p>{_NO_SCRIPT}</p></noscript></footer>
 <div id="said" role="status" aria-live="polite"></div>
 <script type="application/json" id="specs">{_json(charts)}</script>
 <script type="text/plain" id="vega">{packed}</script><script type="module">{code}</script></body></html>
@@ -101,12 +108,13 @@ def leading(parts: Sequence[ReportPart]) -> ReportPart:
     )
 
 
-def _part(part: ReportPart, prefix: str, several: bool, charts: dict[str, Any]) -> str:
+def _part(
+    part: ReportPart, first: Overview, of_part: Sequence[Section], prefix: str, several: bool, charts: dict[str, Any]
+) -> str:
     level = 3 if several else 2
-    first = overview(part)
     head = f'<h2 id="{prefix}top">{_text(part.name, 200)}</h2><p class="verdict">{_text(first.verdict)}</p>'
     top = _overview(first, prefix, level, charts) if first.numbers else ""
-    return (head if several else "") + top + "".join(_section(one, prefix, level, charts) for one in sections(part))
+    return (head if several else "") + top + "".join(_section(one, prefix, level, charts) for one in of_part)
 
 
 def _overview(first: Overview, prefix: str, level: int, charts: dict[str, Any]) -> str:
@@ -187,26 +195,66 @@ def _into(picture: ChartBlock, name: str) -> str:
 def _table(block: TableBlock, key: str, prefix: str) -> str:
     table, seen = block.table, shown(block.table)
     heads = "".join(map(_head, seen.columns))
-    rows = []
-    for i, (row, cells) in enumerate(zip(table.rows, seen.cells, strict=False)):
+    rows, count = [], len(seen.cells)
+    paged = count > _PAGE and not block.anchors
+    written = seen.cells[:_PAGE] if paged else seen.cells
+    for i, (row, cells) in enumerate(zip(table.rows, written, strict=False)):
         name = f' id="{prefix}{block.anchors[i]}"' if i < len(block.anchors) else ""
         inner = "".join(_cell(c, row.get(c.column.key), cell) for c, cell in zip(seen.columns, cells, strict=True))
         total = ' class="total"' if table.total and i == len(table.rows) - 1 else ""
         rows.append(f"<tr{name}{total}>{inner}</tr>")
     notes = "".join(f"<li>{_text(note)}</li>" for note in seen.notes)
-    prose = len(seen.columns) <= _FEW and any(column.wraps for column in seen.columns)
-    kind = ' class="wide"' if len(seen.columns) > _WIDE else ' class="prose"' if prose else ""
+    kind = _kind(seen)
     box = f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(seen.title)}"><table id="{key}"{kind}>'
     body = f'<div class="frame">{box}<thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></div>'
-    body += (
-        f'<button type="button" data-rows="{key}" hidden>All {len(rows)} rows</button>' if len(rows) > _FOLDED else ""
-    )
+    body += _unfolding(count, key, paged) + (_pager(table, seen, key) if paged else "")
     body += f'<ul class="notes">{notes}</ul>' if notes else ""
     copies = f'<button type="button" data-copies="{key}">Copy as CSV</button>'
     if block.folded:
         head = f'<div class="head"><span></span>{_how(block.how)}{copies}</div>'
         return f"<details><summary>{_text(seen.title)}</summary>{head}{body}</details>"
     return f'<div class="head"><span>{_text(seen.title)}</span>{_how(block.how)}{copies}</div>{body}'
+
+
+def _kind(seen: ShownTable) -> str:
+    prose = len(seen.columns) <= _FEW and any(column.wraps for column in seen.columns)
+    return ' class="wide"' if len(seen.columns) > _WIDE else ' class="prose"' if prose else ""
+
+
+def _unfolding(count: int, key: str, paged: bool) -> str:
+    """What shows more than the first rows."""
+    pages = f", in pages of {_PAGE}" if paged else ""
+    button = f'<button type="button" data-rows="{key}" hidden>All {count:,} rows{pages}</button>'
+    return button if count > _FOLDED else ""
+
+
+def _pager(table: Table, seen: ShownTable, key: str) -> str:
+    """Every row as data, of which the page's code makes those asked for, and what one asks with."""
+    columns = [c.column.key for c in seen.columns]
+    rows = [
+        [_packed(row.get(name), cell) for name, cell in zip(columns, cells, strict=True)]
+        for row, cells in zip(table.rows, seen.cells, strict=False)
+    ]
+    data = _json({"rows": rows, "page": _PAGE, "long": _LONG, "total": table.total and len(rows) == len(table.rows)})
+    steps = ((-1, "‹ Previous"), (1, "Next ›"))
+    back, on = (f'<button type="button" data-step="{step}" hidden>{name}</button>' for step, name in steps)
+    starts = range(0, len(rows), _PAGE)
+    spans = (f"{start + 1:,} to {min(start + _PAGE, len(rows)):,}" for start in starts)
+    listed = "".join(f'<option value="{start}">{span}</option>' for start, span in zip(starts, spans, strict=True))
+    place = f'<label>rows <select aria-label="Rows">{listed}</select> of {len(rows):,}</label>'
+    script = f'<script type="application/json" id="{key}-rows">{data}</script>'
+    return f'<div class="pager" data-pages="{key}">{back}{place}{on}</div>{script}'
+
+
+def _packed(raw: Any, text: str) -> str | list[str | int]:
+    """A cell for the page's code: its text; its raw value where that is another; 1 where a pointer is to show that."""
+    kept = _kept(raw)
+    return text if kept == text else [text, kept, 1] if isinstance(raw, str) else [text, kept]
+
+
+def _kept(raw: Any) -> str:
+    """A raw value as it is copied and sorted by."""
+    return "" if raw is None else visible(str(raw), _RAW)
 
 
 def _head(c: ShownColumn) -> str:
@@ -217,7 +265,7 @@ def _head(c: ShownColumn) -> str:
 
 def _cell(c: ShownColumn, raw: Any, text: str) -> str:
     """A cell with its raw value, where that is another."""
-    kept = "" if raw is None else visible(str(raw), _RAW)
+    kept = _kept(raw)
     value = f' data-v="{_text(kept, _RAW)}"' if kept != text else ""
     title = f' title="{_text(kept, 1000)}"' if isinstance(raw, str) and kept != text else ""
     kinds = ("right" if c.right else "long" if len(text) > _LONG else "", "wraps" if c.wraps else "")
@@ -253,12 +301,12 @@ def _code(text: str) -> str:
     return f'<pre><button type="button" data-code>Copy</button><code>{_lines(text)}</code></pre>'
 
 
-def _contents(report: Report, together: Section | None) -> str:
+def _contents(report: Report, together: Section | None, first: Sequence[Section]) -> str:
     if len(report.parts) > 1:
         links = [(together.key, together.title)] if together else []
         links += [(f"{prefix}top", part.name) for part, prefix in zip(report.parts, report.prefixes(), strict=True)]
     else:
-        links = [(section.key, section.title) for section in sections(report.parts[0])]
+        links = [(section.key, section.title) for section in first]
     items = "".join(f'<li><a href="#{key}">{_text(title, 80)}</a></li>' for key, title in links)
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
@@ -307,9 +355,9 @@ def _lines(text: str) -> str:
     return "\n".join(_text(line) for line in text.splitlines())
 
 
-def _json(charts: Mapping[str, Any]) -> str:
+def _json(content: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it is in, nor open a comment there."""
-    text = json.dumps(charts, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -14,6 +14,7 @@ from flopwise.analysis.explanation import Explanation, idle_share
 from flopwise.analysis.matching import Compared, compare_clocks
 from flopwise.analysis.roofline import Roofline, RooflinePoint
 from flopwise.analysis.verdict import in_two_words
+from flopwise.records.limit import StepLimit
 from flopwise.records.ranks import RanksExplanation
 from flopwise.records.run import Environment, Point
 from flopwise.records.table import Table
@@ -22,6 +23,7 @@ from flopwise.records.tuning import Tuning
 from flopwise.render import explain_view, memory_view, ranks_view, run_charts, step_charts, train_view
 from flopwise.render.comparison_view import comparison_view
 from flopwise.render.host_view import host_view
+from flopwise.render.limit_view import LIMIT, limit_name, limit_table
 from flopwise.render.memory_charts import predicted_chart
 from flopwise.render.memory_charts import timeline_chart as memory_timeline
 from flopwise.render.names import unique_names
@@ -32,9 +34,9 @@ from flopwise.render.report.lab_sections import lab_sections
 from flopwise.render.report.overview import attempt_names, waterfall_picture
 from flopwise.render.report.verdict import short_command
 from flopwise.render.roofline_view import ON_A_PAGE, POINTS, drawn, roofline_view
-from flopwise.render.run_view import run_view
+from flopwise.render.run_view import run_tables
 from flopwise.render.table import columns
-from flopwise.render.tune_view import ATTEMPTS, RECIPE, tune_view, tuned_recipe
+from flopwise.render.tune_view import ATTEMPTS, RECIPE, tune_view, tuned_limit, tuned_recipe
 from flopwise.render.waterfall_view import waterfall_table
 from flopwise.version import __version__
 
@@ -56,8 +58,20 @@ def _tuning(tuning: Tuning) -> list[Section]:
     recipe, tried = tables.pop(RECIPE), tables.pop(ATTEMPTS)
     found = [Section("recipe", "The recipe", _recipe(tuning, recipe))] if recipe.rows else []
     found.append(Section("attempts", "What was tried", (*_savings(tuning), TableBlock(tried, how=evidence.BOTH))))
+    limit = _limit(tuned_limit(tuning))
+    tables.pop(LIMIT, None)
     falls = tuple(TableBlock(table, how=evidence.SPLIT) for table in tables.values())
-    return [*found, *([Section("falls", "Before and after", falls)] if falls else [])]
+    found += [Section("falls", "Before and after", falls)] if falls else []
+    return [*found, *([Section("limit", "What is left of the tuned step", limit)] if limit else [])]
+
+
+def _limit(found: StepLimit | None) -> tuple[Block, ...]:
+    """A step to its power-capped limit: the picture and its numbers."""
+    if found is None:
+        return ()
+    caption = f"From the {limit_name(found)} of {units.duration(found.limit_ns)} to the step: what takes the rest."
+    chart = ChartBlock("limit", lambda: step_charts.limit_chart(found, ""), caption, how=evidence.SPLIT)
+    return chart, TableBlock(limit_table(found), how=evidence.SPLIT)
 
 
 def _training(training: Training) -> list[Section]:
@@ -118,7 +132,8 @@ def _waterfall(part: ReportPart) -> Section | None:
         return None
     table = TableBlock(waterfall_table(found, bars=False), how=evidence.SPLIT)
     picture = (waterfall_picture(found),) if part.tuning else ()  # else it is at the top
-    return Section("waterfall", "Where every millisecond goes", (*picture, table))
+    limit = () if part.tuning else _limit(found.limit)  # of a tuning, the tuned step's is shown
+    return Section("waterfall", "Where every millisecond goes", (*picture, table, *limit))
 
 
 def _gpu_time(part: ReportPart) -> Section | None:
@@ -295,24 +310,26 @@ def _measured(part: ReportPart) -> Section | None:
     if len(points) > 2 and axis and len({row["x"] for row in rows}) > 1:
         blocks += _sweep_pictures(axis, rows)
     elif len(points) > 1 and not part.pairs and part.tuning is None:
-        caption = "The step of each point; lines are 95 % intervals."
-        blocks.append(ChartBlock("points", lambda: run_charts.points_chart(rows), caption))
+        bars, left_out = run_charts.points_drawn(rows)
+        caption = f"The step of each point; lines are 95 % intervals.{left_out}"
+        blocks.append(ChartBlock("points", lambda: run_charts.points_chart(bars), caption))
     if len(points) <= MOST_SAMPLED:
         caption = "Every sample, in the order taken, with the median and its 95 % interval. None is dropped."
         blocks.append(ChartBlock("samples", lambda: run_charts.samples_chart(points), caption))
     folded = part.tuning is not None
-    blocks += [TableBlock(table, folded=folded) for table in run_view(part.run, place=False).tables]
+    blocks += [TableBlock(table, folded=folded) for table in run_tables(part.run, place=False)]
     return Section("measured", "What was measured", tuple(blocks))
 
 
 def _sweep_pictures(axis: str, rows: list[dict[str, Any]]) -> list[ChartBlock]:
     """Every measure that several points have, over the size."""
     bands = {"wall_ms": "; bands: 95 % interval of the median"}
+    drawn, left_out = run_charts.lines_drawn(rows)
     return [
         ChartBlock(
             f"sweep-{measure}",
-            partial(run_charts.sweep_chart, axis, rows, measure),
-            f"{title[0].upper()}{title[1:]} over {axis}{bands.get(measure, '')}.",
+            partial(run_charts.sweep_chart, axis, drawn, measure),
+            f"{title[0].upper()}{title[1:]} over {axis}{bands.get(measure, '')}.{left_out}",
         )
         for measure, title in run_charts.MEASURES.items()
         if sum(row.get(measure) is not None for row in rows) > 1
@@ -329,13 +346,16 @@ def _predicted(part: ReportPart) -> Section | None:
     ]
     ceilings = " and ".join(sorted({one.how for one in steps}))
     caption = f"The step's time as measured, and as flopwise account predicts it from {ceilings} ceilings of this GPU."
+    measured = len(part.run.points) if part.run else 0
+    some = f"{len(steps)} of {measured:,} points are predicted" if len(steps) < measured else ""
+    caption += f" {some}." if some else ""
     picture = ChartBlock("predicted-steps", lambda: run_charts.predicted_steps_chart(rows), caption, how=evidence.BOTH)
     shown = columns(
         "workload | measured_ns [ms] | predicted_ns [ms] | error [signed_share] | gpu_ns: GPU [ms] | "
         "predicted_gpu_ns: GPU predicted [ms] | bound: predicted bound"
     )
     values = tuple({**vars(one), "error": one.error} for one in steps)
-    table = Table("predicted-steps", "Step time, predicted and measured", shown, values)
+    table = Table("predicted-steps", "Step time, predicted and measured", shown, values, (some,) if some else ())
     return Section("predicted", "Predicted and measured", (picture, TableBlock(table, how=evidence.BOTH)))
 
 
@@ -389,7 +409,7 @@ def provenance(part: ReportPart) -> Section | None:
         facts["ceilings"] = f"{part.roofline.ceilings.how}, of {part.roofline.ceilings.gpu}"
     facts["page made by"] = f"flopwise {__version__}"
     rows = tuple({"what": what, "value": value} for what, value in facts.items() if value)
-    table = Table("provenance", "Provenance", columns("what | value [sentence]"), rows, part.notes)
+    table = Table("provenance", "Provenance", columns("what | value [sentence]"), rows, (*part.damage, *part.notes))
     return Section("provenance", "Where these numbers come from", (TableBlock(table, how=""),))
 
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from flopwise import units
-from flopwise.analysis.clocks import summarise
+from flopwise.analysis.clocks import step_level_ns
 from flopwise.records.finding import Finding
 from flopwise.records.run import Point
 from flopwise.render.axes import labels_of
@@ -18,7 +18,7 @@ def of_several(points: Sequence[Point], failed: int) -> str:
     count = f"{len(points)} points measured" + (f", {failed} failed" if failed else "")
     if not points:
         return f"{count}."
-    times = sorted(zip((summarise(point)[0].wall.median for point in points), labels_of(points), strict=True))
+    times = sorted(zip((step_level_ns(point) for point in points), labels_of(points), strict=True))
     (low, fastest), (high, slowest) = times[0], times[-1]
     return f"{count}: from {units.duration(low)} ({fastest}) to {units.duration(high)} ({slowest}) a step."
 

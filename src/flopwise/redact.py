@@ -1,6 +1,8 @@
-"""Removes secrets from texts that are kept: names of ranges, ops and kernels."""
+"""Removes secrets from texts that are kept: commands, reasons, names of ranges, ops and kernels."""
 
+import os
 import re
+from collections.abc import Sequence
 
 REMOVED = "[removed]"
 
@@ -26,7 +28,9 @@ _ASSIGNMENTS = rf"""
       (?: (?: basic | bearer | digest | token ) \s+ )? {_VALUE} )
     | (?i: [?&] [\w-]{{0,20}} sig(?:nature)? = \S+ )
     | (?<=://) [^/\s@]+ (?=@)
-    | [\w.+-]{{1,64}} @ [\w-]+ (?: \. [\w-]+ )+
+"""
+_WHO = r"""
+    | [\w.+-]{1,64} @ [\w-]+ (?: \. [\w-]+ )+
     | (?: /home/ | /Users/ | /root/ | (?<!\w) ~[\w-]*/ | [A-Za-z]:\\Users\\ ) [^\s"',;:()]*
 """
 _LONG_CODES = r"""
@@ -35,8 +39,9 @@ _LONG_CODES = r"""
     | (?<![A-Za-z0-9+/]) (?= [A-Za-z0-9+/]*[A-Z] ) (?= [A-Za-z0-9+/]*[a-z] )  # a long class name has its digits in one place
       (?= [A-Za-z0-9/]* (?: [0-9][A-Za-z/]+[0-9] | \+ ) | [A-Za-z0-9/]+= ) [A-Za-z0-9+/]{40,}={0,2}
 """
-_IN_CODE = re.compile(_TOKENS + _ASSIGNMENTS, re.VERBOSE | re.DOTALL)
-_IN_TEXT = re.compile(_TOKENS + _ASSIGNMENTS + _LONG_CODES, re.VERBOSE | re.DOTALL)
+_IN_LINE = re.compile(_TOKENS + _ASSIGNMENTS, re.VERBOSE | re.DOTALL)
+_IN_CODE = re.compile(_TOKENS + _ASSIGNMENTS + _WHO, re.VERBOSE | re.DOTALL)
+_IN_TEXT = re.compile(_TOKENS + _ASSIGNMENTS + _WHO + _LONG_CODES, re.VERBOSE | re.DOTALL)
 # An address: scheme and host, folders, the file's name, and what is asked of it.
 _ADDRESSES = re.compile(
     r"(?<!\w)[A-Za-z][\w+.-]{0,20}://[^/\\\s\"',;()<>]*(?:[/\\](?:[^/\\\s\"',;()<>?#]*[/\\])*([^/\\\s\"',;()<>?#]*))?(?:[?#][^\s\"'<>]*)?"
@@ -49,6 +54,11 @@ _SIGNS = (
 )
 _EACH_SIGN = _SIGNS.split()
 _LONG_CODE = re.compile(r"[0-9a-zA-Z+/]{32}|[0-9a-fA-F]{8}-")
+_OPTION = re.compile(rf"--?[\w.-]{{0,60}}?(?:{_SECRET}|(?<![a-z])(?:auth|key)|token)", re.VERBOSE | re.IGNORECASE)
+_VARIABLE = re.compile(rf".*(?:{_SECRET}|token|(?<![a-z])key|auth)", re.VERBOSE | re.IGNORECASE)
+_FOLDER_NAMES = ("PWD", "OLDPWD")  # no passwords
+_COUNT = re.compile(r"\d{1,12}")
+_LEAST = 6  # characters of a variable that is a secret: a shorter one would be in everything
 _LONGEST = 20_000  # of a name; what is cut off cannot leak, and no pattern runs over megabytes
 
 
@@ -91,3 +101,49 @@ def redacted_frame(name: str) -> str:
     """
     path, bracket, rest = name[:_LONGEST].partition("(")
     return redacted(re.split(r"[/\\]", path)[-1] + bracket + rest)
+
+
+def redacted_line(text: str) -> str:
+    """What a program raised or a user typed, without secrets: values of variables that are called like one, too.
+
+    Folders stay, from the home folder on.
+
+    >>> redacted_line("cannot log in with hf_abcdefghijklmnop at https://eve:pass@host/x")
+    'cannot log in with [removed] at https://[removed]@host/x'
+    """
+    for secret in _secret_variables():
+        text = text.replace(secret, REMOVED)
+    if _shows_signs(text):
+        text = _IN_LINE.sub(REMOVED, text[:_LONGEST])
+    home = os.path.expanduser("~")
+    return re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+
+
+def redacted_lines(text: str) -> str:
+    """A traceback for a log: each of its lines."""
+    return "".join(map(redacted_line, text.splitlines(keepends=True)))
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line; the value of an option that is called like a secret goes whole.
+
+    >>> redacted_words(["train.py", "--token", "abc", "--api-key=two words", "--tokens", "15T", "--key", "5"])
+    ['train.py', '--token', '[removed]', '--api-key=[removed]', '--tokens', '15T', '--key', '5']
+    """
+    kept: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        name, sign, value = word.partition("=")
+        if _OPTION.fullmatch(name) and sign and not _COUNT.fullmatch(value):
+            kept.append(f"{name}={REMOVED}")
+        elif _OPTION.fullmatch(before) and not word.startswith("-") and not _COUNT.fullmatch(word):
+            kept.append(REMOVED)
+        else:
+            kept.append(redacted_line(word))
+    return kept
+
+
+def _secret_variables() -> list[str]:
+    """The longest first: one may be a part of another."""
+    named = {name: value for name, value in os.environ.items() if name not in _FOLDER_NAMES}
+    found = {value for name, value in named.items() if len(value) >= _LEAST and _VARIABLE.fullmatch(name)}
+    return sorted(found, key=len, reverse=True)
