@@ -146,22 +146,31 @@ def test_a_weight_is_cast_once_and_kept_until_autocast_is_left():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "kv_heads", "masked", "hopper", "ampere"),
+    ("dtype", "head_dim", "kv_heads", "mask", "hopper", "ampere"),
     [
-        (torch.bfloat16, 64, 4, False, "cudnn", "flash"),
-        (torch.bfloat16, 64, 2, False, "cudnn", "flash"),
-        (torch.bfloat16, 60, 4, False, "flash", "flash"),
-        (torch.float16, 256, 4, False, "flash", "flash"),
-        (torch.float32, 64, 4, False, "efficient", "efficient"),
-        (torch.float32, 64, 2, False, "math", "math"),
-        (torch.float16, 512, 4, True, "efficient", "efficient"),
-        (torch.float64, 64, 4, False, "math", "math"),
+        (torch.bfloat16, 64, 4, None, "cudnn", "flash"),
+        (torch.bfloat16, 64, 2, None, "cudnn", "flash"),
+        (torch.bfloat16, 60, 4, None, "flash", "flash"),
+        (torch.float16, 256, 4, None, "flash", "flash"),
+        (torch.float32, 64, 4, None, "efficient", "efficient"),
+        (torch.float32, 64, 2, None, "math", "math"),
+        (torch.float16, 512, 4, "plain", "efficient", "efficient"),
+        (torch.float64, 64, 4, None, "math", "math"),
+        (torch.bfloat16, 64, 4, "plain", "cudnn", "efficient"),
+        (torch.bfloat16, 64, 4, "learnt", "efficient", "efficient"),
+        (torch.float32, 64, 4, "learnt", "efficient", "efficient"),
+        (torch.float32, 64, 4, "heads last", "math", "math"),  # as T5 has its bias: seen in a trace of an H200
+        (torch.bfloat16, 64, 4, "heads last", "math", "math"),
     ],
 )
-def test_the_backend_is_the_one_the_gpu_would_choose(dtype, head_dim, kv_heads, masked, hopper, ampere):
+def test_the_backend_is_the_one_the_gpu_would_choose(dtype, head_dim, kv_heads, mask, hopper, ampere):
     q, k = torch.empty(1, 4, 8, head_dim, dtype=dtype), torch.empty(1, kv_heads, 8, head_dim, dtype=dtype)
-    assert choose_backend(q, k, k, masked, architecture("hopper")) == hopper
-    assert choose_backend(q, k, k, masked, architecture("ampere")) == ampere
+    bias = None
+    if mask is not None:
+        bias = torch.empty(8, 8, 4, dtype=dtype, requires_grad=mask == "learnt").permute(2, 0, 1)[None]
+        bias = bias if mask == "heads last" else bias.contiguous()
+    assert choose_backend(q, k, k, bias, architecture("hopper")) == hopper
+    assert choose_backend(q, k, k, bias, architecture("ampere")) == ampere
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        backend = self.held_to or choose_backend(q, k, v, attn_mask is not None, self.architecture)
+        backend = self.held_to or choose_backend(q, k, v, attn_mask, self.architecture)
         self.backends.add(backend)
         save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         if backend == "flash":
@@ -110,18 +110,18 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
     return out[..., :head_dim] if missing else out
 
 
-def choose_backend(q: Tensor, k: Tensor, v: Tensor, masked: bool, architecture: Architecture) -> str:
+def choose_backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, architecture: Architecture) -> str:
     """The first backend that can, in the GPU's order of preference, among those that `sdpa_kernel` allows.
 
     >>> from flopwise.predict.dry.architecture import architecture
     >>> q = torch.empty(1, 2, 16, 64)
-    >>> choose_backend(q, q, q, False, architecture("hopper"))
+    >>> choose_backend(q, q, q, None, architecture("hopper"))
     'efficient'
     >>> half = q.bfloat16()
-    >>> choose_backend(half, half, half, False, architecture("hopper"))
+    >>> choose_backend(half, half, half, None, architecture("hopper"))
     'cudnn'
     """
-    able, allowed = _able_backends(q, k, v, masked), _allowed_backends()
+    able, allowed = _able_backends(q, k, v, mask), _allowed_backends()
     for backend in architecture.attention:
         if backend in able and backend in allowed:
             return backend
@@ -131,15 +131,17 @@ def choose_backend(q: Tensor, k: Tensor, v: Tensor, masked: bool, architecture: 
     )
 
 
-def _able_backends(q: Tensor, k: Tensor, v: Tensor, masked: bool) -> set[str]:
-    """Those that have a kernel for such tensors."""
-    if q.dim() != 4:
+def _able_backends(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> set[str]:
+    """Those that have a kernel for such tensors: numbers of a row side by side; cuDNN's gives no gradient to a bias."""
+    tensors = [q, k, v] if mask is None else [q, k, v, mask]
+    if q.dim() != 4 or any(x.stride(-1) != 1 < x.shape[-1] for x in tensors):
         return {"math"}
     half, head_dim, grouped = q.dtype in _HALF, q.shape[-1], q.shape[1] != k.shape[1]
     fits = half and v.shape[-1] == head_dim
+    learnt = torch.is_grad_enabled() and mask is not None and mask.requires_grad
     able = {
-        "cudnn": fits and head_dim % 8 == 0 and head_dim <= 128,
-        "flash": fits and not masked and head_dim <= 256,
+        "cudnn": fits and head_dim % 8 == 0 and head_dim <= 128 and not learnt,
+        "flash": fits and mask is None and head_dim <= 256,
         "efficient": not grouped and (half or q.dtype == torch.float32),
         "math": True,
     }

@@ -9,7 +9,7 @@ from flopwise.spec.dtypes import item_bytes
 from flopwise.work.operation import LOGITS, LOSS
 
 CHUNK_TOKENS = 1024  # lm/loss.py's; a test holds them equal
-FUSED_BYTES, FUSED_NARROW = 256 * 2**20, 8  # and kernels/cross_entropy.py's
+FUSED_BYTES, FUSED_NARROW = 512 * 2**20, 8  # and kernels/cross_entropy.py's
 
 
 def loss_full(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def fused_chunk(tokens: int, vocab: int, item: int, narrow_sum: bool) -> int:
     """Tokens whose logits are held at a time.
 
     >>> fused_chunk(8192, 128_256, 2, narrow_sum=True)
-    1024
+    2048
     """
     fitting = FUSED_BYTES // (vocab * item) // 128 * 128
     return max(fitting, -(-tokens // (FUSED_NARROW * 128)) * 128 if narrow_sum else 128, 128)
