@@ -219,7 +219,7 @@ def test_figures_are_those_of_the_results(page):
 
 def test_a_figure_that_no_result_holds_is_seen():
     text = (DOCS / "explanation" / "kernels.md").read_text(encoding="utf-8")
-    wrong = list(measured(text.replace("| 0.507 | 0.507 | 0.501 |", "| 0.507 | 0.507 | 0.511 |")))
+    wrong = list(measured(text.replace("| 0.507 | 0.508 | 0.504 |", "| 0.507 | 0.508 | 0.511 |")))
     assert [one[0] for one in wrong if not held(one, sources(text))] == ["0.511"]
     assert len(wrong) > 40
 

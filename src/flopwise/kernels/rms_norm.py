@@ -25,10 +25,11 @@ from flopwise.kernels.dispatch import (
     to_rows,
     wide,
 )
-from flopwise.kernels.rms_norm_forward import COLUMNS, LOOP_BLOCK, LOOP_WARPS, forward_case, launch_forward, tile_shape
+from flopwise.kernels.rms_norm_forward import COLUMNS, forward_case, launch_forward, tile_shape
 from flopwise.spec.dtypes import item_bytes
 
 BACKWARD_WARP = 512  # elements of a warp: 16 a thread
+LOOP_BYTES, LOOP_WARPS = 8192, 16  # of a block of longer rows, which are read twice
 WEIGHT_ROWS, WEIGHT_BLOCK = 16, 128  # of longer rows' weight gradient
 WARPS_PER_SM = 16  # of the backward pass, which keeps its programs and gives each many rows
 STAGES, NARROW_STAGES = 2, 3  # tiles in flight there, of fp32 and of 16 bits: the next comes while this one is reduced
@@ -184,7 +185,7 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, inve
         options = {"ADD": add, "ROWS": per, "BLOCK": block, "STAGES": stages, "num_warps": warps}
         _rms_norm_backward_kernel[(programs,)](*tensors, partial, *strides, n, columns, **options)
     else:
-        options = {"ADD": add, "BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
+        options = {"ADD": add, "BLOCK": LOOP_BYTES // x.element_size(), "num_warps": LOOP_WARPS}
         _rms_norm_long_backward_kernel[(n,)](*tensors, *strides, columns, **options)
         blocks = triton.cdiv(columns, WEIGHT_BLOCK)
         programs = min(triton.cdiv(n, WEIGHT_ROWS), triton.cdiv(8 * sms, blocks))
@@ -341,8 +342,9 @@ def cases() -> Iterator[Case]:
     for dtype, columns in (("bf16", 5120), ("bf16", 6144), ("fp32", 6144), ("fp32", 6143)):  # rows in two parts
         signature = dict.fromkeys(pointers, f"*{dtype}") | numbers
         yield forward_case(f"{dtype} {columns}", columns, signature, () if columns % 16 else whole)
-    yield forward_case("fp32 longer", COLUMNS + 1, signature, whole)
-    tile = {"ADD": True, "BLOCK": LOOP_BLOCK}
+    for columns in (COLUMNS + 1, 2 * COLUMNS):  # rows that are read twice
+        yield forward_case(f"fp32 {columns}", columns, signature, whole)
+    tile = {"ADD": True, "BLOCK": LOOP_BYTES // item_bytes("fp32")}
     yield Case("rms_norm backward fp32 longer", _rms_norm_long_backward_kernel, signature, tile, LOOP_WARPS, 3, whole)
     tile = {"ROWS": WEIGHT_ROWS, "BLOCK": WEIGHT_BLOCK}
     yield Case("rms_norm weight fp32 longer", _rms_norm_long_weight_kernel, signature, tile, 4, 3, whole)

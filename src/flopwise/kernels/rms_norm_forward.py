@@ -14,7 +14,7 @@ COLUMNS = 8192  # the longest rows that are held in registers without a spill, f
 TILE = 2048  # elements of a program that takes several short rows
 FORWARD_WARP = 512  # elements of a warp: 16 a thread
 WIDE_WARP, WIDE = 1024, 5120  # and of rows in two parts with more columns than that
-LOOP_BLOCK, LOOP_WARPS = 2048, 4  # of longer rows, which are read twice
+LOOP_BLOCKS, LOOP_WARPS = (4096, 2048), 16  # of longer rows, which are read twice: the first block that divides them
 
 
 def tile_shape(columns: int, of_warp: int) -> tuple[int, int, int]:
@@ -31,6 +31,11 @@ def _tile(columns: int) -> dict[str, Any]:
         block, rest = half, max(16, triton.next_power_of_2(columns - half))
         warps = max(1, block // (WIDE_WARP if columns > WIDE else FORWARD_WARP))
     return {"ROWS": rows, "BLOCK": block, "REST": rest, "WHOLE": block + rest == columns, "num_warps": warps}
+
+
+def _loop(columns: int) -> dict[str, int]:
+    block = next((block for block in LOOP_BLOCKS if columns % block == 0), LOOP_BLOCKS[-1])
+    return {"BLOCK": block, "num_warps": LOOP_WARPS}
 
 
 @triton.jit
@@ -118,25 +123,27 @@ def _rms_norm_long_forward_kernel(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """A row twice: what is read for the sum of squares is to stay in the caches until it is normed."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
+    x_row, residual_row = x_ptr + row * x_stride, residual_ptr + row * residual_stride
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
         at = start + lane
-        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if ADD:
-            x += tl.load(residual_ptr + row * residual_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+            x += tl.load(residual_row + at, mask=at < columns, other=0.0, eviction_policy="evict_last").to(tl.float32)
             x = x.to(total_ptr.dtype.element_ty).to(tl.float32)
         squares += x * x
     inverse = tl.rsqrt(tl.sum(squares, 0) / columns + eps)
     tl.store(inverse_ptr + row, inverse)
     blocks = tl.cdiv(columns, BLOCK)
-    for block in range(blocks):  # backwards: what was read last is still in the caches
+    for block in range(blocks):  # backwards: what was read last is nearest
         at = (blocks - 1 - block) * BLOCK + lane
-        weight = tl.load(weight_ptr + at, mask=at < columns, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row * x_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+        x = tl.load(x_row + at, mask=at < columns, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        weight = _weight(weight_ptr, at, columns)
         if ADD:
-            x += tl.load(residual_ptr + row * residual_stride + at, mask=at < columns, other=0.0).to(tl.float32)
+            x += tl.load(residual_row + at, mask=at < columns, other=0.0, eviction_policy="evict_first").to(tl.float32)
             rounded = x.to(total_ptr.dtype.element_ty)
             tl.store(total_ptr + row * columns + at, rounded, mask=at < columns)
             x = rounded.to(tl.float32)
@@ -156,15 +163,14 @@ def launch_forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: floa
         tile = _tile(columns)
         _rms_norm_forward_kernel[(triton.cdiv(n, tile["ROWS"]),)](*arguments, n, columns, eps, ADD=add, **tile)
     else:
-        options = {"ADD": add, "BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
-        _rms_norm_long_forward_kernel[(n,)](*arguments, columns, eps, **options)
+        _rms_norm_long_forward_kernel[(n,)](*arguments, columns, eps, ADD=add, **_loop(columns))
     return y, total, inverse
 
 
 def forward_case(of: str, columns: int, signature: Mapping[str, str], divisible: tuple[str, ...]) -> Case:
     """The forward pass as it is shipped for rows so long."""
     held = columns <= COLUMNS
-    tile = _tile(columns) if held else {"BLOCK": LOOP_BLOCK, "num_warps": LOOP_WARPS}
+    tile = _tile(columns) if held else _loop(columns)
     kernel = _rms_norm_forward_kernel if held else _rms_norm_long_forward_kernel
     warps = tile.pop("num_warps")
     return Case(f"rms_norm forward {of}", kernel, signature, {"ADD": True} | tile, warps, 3, divisible)

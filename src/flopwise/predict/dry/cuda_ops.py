@@ -133,8 +133,7 @@ def choose_backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, archite
 
 def _able_backends(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> set[str]:
     """Those that have a kernel for such tensors: numbers of a row side by side; cuDNN's gives no gradient to a bias."""
-    tensors = [q, k, v] if mask is None else [q, k, v, mask]
-    if q.dim() != 4 or any(x.stride(-1) != 1 < x.shape[-1] for x in tensors):
+    if q.dim() != 4 or not all(map(_lies_side_by_side, (q, k, v, mask))):
         return {"math"}
     half, head_dim, grouped = q.dtype in _HALF, q.shape[-1], q.shape[1] != k.shape[1]
     fits = half and v.shape[-1] == head_dim
@@ -146,6 +145,10 @@ def _able_backends(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> set[
         "math": True,
     }
     return {backend for backend, can in able.items() if can}
+
+
+def _lies_side_by_side(x: Tensor | None) -> bool:
+    return x is None or x.stride(-1) == 1 or x.shape[-1] == 1
 
 
 def _allowed_backends() -> list[str]:
