@@ -72,6 +72,8 @@ def test_what_cannot_be_tuned_is_refused():
         ({"allow": ["fp8"]}, "fp8 needs a GPU of compute capability 8.9; this device is a CPU"),
         ({"allow": ["fp8"], "keep_exact": True}, "--keep-exact does not go with --allow fp8"),
         ({"allow": ["fp4"]}, "allow = 'fp4' is not allowed"),
+        ({"allow": "fp8"}, "allow = 'fp8' is not allowed"),
+        ({"allow": None}, "allow = None is not allowed"),
     ],
 )
 def test_what_is_allowed_by_name_must_be_there(tmp_path, options, said):

@@ -101,3 +101,10 @@ def test_an_older_recipe_is_replaced(run, tmp_path):
     assert code == 2
     assert "no time" in err
     assert "cannot write" not in err
+
+
+def test_a_picture_of_a_gpus_limit_is_refused_before_a_tuning_on_the_cpu(run, tmp_path):
+    code, said = run("tune", "tiny", "--device", "cpu", "-o", "limit.png")
+    assert code == 2
+    assert said.startswith("error: limit.png would show the limit of a GPU")
+    assert not list(tmp_path.rglob("*"))

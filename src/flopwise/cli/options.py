@@ -111,9 +111,15 @@ def workload_arguments(given: dict[str, Any]) -> dict[str, Any]:
     names = ("batch", "context", "phase", "implementation", "checkpoint", "ranks", *CHOICES)
     arguments = {name: value for name in names if (value := given.pop(name)) is not None}
     if recipe_file:
-        arguments["recipe"] = recipe_from(read_toml(recipe_file, "a recipe"))
+        arguments = _levers_in(recipe_file) | arguments
     sides = {side: value for side in (*SIDES, "causal") if (value := given.pop(side)) is not None}
     return arguments | {"set": sides | assignments(changes)}
+
+
+def _levers_in(recipe_file: str) -> dict[str, Any]:
+    table = read_toml(recipe_file, "a recipe")
+    recipe_from(table)  # its names and values are checked as the file's, not as options
+    return table
 
 
 def assignments(words: tuple[str, ...]) -> dict[str, Any]:

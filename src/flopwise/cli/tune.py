@@ -57,6 +57,7 @@ def command(
     -o FILE.png or .svg the way from the power-capped limit to the tuned step is drawn.
     """
     check_place(save)
+    _check_picture(click.get_current_context().params["output"], given["device"])
     measure = partial(
         tune,
         workload,
@@ -78,6 +79,12 @@ def command(
         table_too=True,
         screen=partial(tune_screen, tuning),
     )
+
+
+def _check_picture(output: str | None, device: str) -> None:
+    """No minutes of tuning for a picture that cannot be drawn."""
+    if output is not None and device == "cpu" and Path(output).suffix in PICTURES and Path(output).suffix not in PAGES:
+        raise FlopwiseError(f"{output} would show the limit of a GPU, and device = cpu has none", "-o page.html has the rest")
 
 
 def _write(tuning: Tuning, run: Path, place: Path) -> None:

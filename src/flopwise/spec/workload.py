@@ -194,8 +194,11 @@ def _with_ranks(target: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_optimizer(subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
     """Masters are kept by our optimizer: it comes with them, unless one is named."""
-    trains = isinstance(subject, ModelSpec) and given.get("phase", "train") == "train" and "recipe" not in given
-    return {"optimizer": "flopwise"} | given if trains and given.get("precision") in WITH_MASTERS else given
+    base = given.get("recipe", Recipe())
+    if not isinstance(subject, ModelSpec) or not isinstance(base, Recipe) or given.get("phase", "train") != "train":
+        return given
+    comes = given.get("precision", base.precision) in WITH_MASTERS and base.optimizer == Recipe().optimizer
+    return {"optimizer": "flopwise"} | given if comes else given
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:
