@@ -12,7 +12,8 @@ import numpy as np
 
 from flopwise import units
 from flopwise.capture.isolate import Worker
-from flopwise.predict.prediction import architecture_of, memory_from_shapes
+from flopwise.predict.dry.architecture import architecture_of
+from flopwise.predict.prediction import memory_from_shapes
 from flopwise.records.prediction import DRY_RUN, SHAPES
 from flopwise.snapshot.answers import TimelineLine
 from flopwise.snapshot.stored import stored_report

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import fake_tensor
+from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _recomputation
 from torch.utils._mode_utils import no_dispatch as no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -44,6 +45,10 @@ def taken_as_real() -> Iterator[None]:
     finally:
         subclasses.FakeTensor = FakeTensor
 
+
+real_tensors: Callable[[], AbstractContextManager[Any]] = (
+    _python_dispatch._disable_current_modes
+)  # none is fake while open
 
 # --- Operators.
 

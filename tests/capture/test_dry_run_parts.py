@@ -17,14 +17,13 @@ from flopwise.capture.watch.tape import ALLOC
 from flopwise.capture.watch.tracker import Tracker
 from flopwise.errors import FlopwiseError
 from flopwise.predict.dry import cuda_autocast as policy
-from flopwise.predict.dry.architecture import architecture
+from flopwise.predict.dry.architecture import architecture, architecture_of
 from flopwise.predict.dry.cuda_ops import Attention, choose_backend, cuda_ops
 from flopwise.predict.dry.extend import shallow_depth
 from flopwise.predict.dry.fake_step import run_twice, tolerant_modules
 from flopwise.predict.dry.known_numbers import KnowingFakeMode
 from flopwise.predict.dry.replay import PlainAllocator, play
 from flopwise.predict.dry.run import dry_run
-from flopwise.predict.prediction import architecture_of
 from flopwise.predict.shapes.step import account_step, sdpa_backend, workspace_bytes
 from flopwise.spec.gpu import gpu
 from flopwise.spec.workload import workload
@@ -232,7 +231,9 @@ def test_the_allocator_gives_every_byte_once_and_gets_all_back(requests):
 # Architectures.
 
 
-@pytest.mark.parametrize("name", ["a100", "rtx3090", "l4", "h100", "h200", "b200", "rtx5090"])
+@pytest.mark.parametrize(
+    "name", ["v100", "t4", "a100", "rtx3090", "l4", "h100", "h200", "b200", "rtx5090", "mi210", "mi300x"]
+)
 def test_a_gpu_has_the_workspace_and_the_attention_of_the_shape_simulator(name):
     """A past bug: Blackwell had Hopper's workspace, and its GeForce cards cuDNN's attention."""
     one = gpu(name)

@@ -6,12 +6,15 @@ from collections import Counter
 import msgspec
 import pytest
 
+from flopwise.api.memory import memory
 from flopwise.errors import Unsupported
 from flopwise.predict.dry.run import dry_run
 from flopwise.predict.fusion import compiled_ops, repeated_blocks
+from flopwise.predict.machine import Machine
 from flopwise.predict.prediction import predict
 from flopwise.predict.recorded.optimizer import recorded_form
 from flopwise.predict.recorded.step import RecordedStep, recorded_step, to_record
+from flopwise.spec.gpu import gpu
 from flopwise.spec.recipe import Recipe
 from flopwise.spec.workload import workload
 from flopwise.work.operation import ATTENTION, LOSS, MATMUL, NORMALISATION, OPTIMIZER, SOFTMAX
@@ -156,6 +159,25 @@ def test_pieces_become_one_kernel_forward_and_one_backward_and_move_less(recorde
     assert moved(joined.ops) < moved(step.as_written.ops)
     assert kernels(joined.ops) < kernels(step.as_written.ops)
     assert flops(joined) == flops(step.as_written)
+
+
+@pytest.mark.parametrize("lever", ["norm", "activation"])
+def test_pieces_move_what_a_dry_run_of_the_kernels_moves(recorded, lever):
+    """A past bug: a dry run found nothing to replace, as what tells a norm are its values."""
+    asked = workload(LLAMA, **{lever: "triton"})
+    derived, run = recorded(LLAMA).under(asked), dry_run(asked)
+    assert kernels(run.ops) == kernels(derived.ops) < kernels(recorded(LLAMA).as_written.ops)
+    assert moved(run.ops) == pytest.approx(moved(derived.ops), rel=1e-3)
+
+
+@pytest.mark.parametrize("levers", [{"rope": "triton"}, {"projections": "fused", "norm": "triton"}])
+def test_what_no_dry_run_can_put_in_place_is_derived_from_the_rest(recorded, levers, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/")[0])
+    asked = workload(LLAMA, **levers)
+    found = predict(asked, Machine(gpu=gpu("h200")))
+    assert kernels(found.step.ops) == kernels(recorded(LLAMA).under(asked).ops)
+    with pytest.raises(Unsupported, match="needs values, and a dry run has none"):
+        memory(asked, predict=True)
 
 
 def test_a_norm_reads_and_writes_rows_once(recorded):

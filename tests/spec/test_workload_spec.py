@@ -334,7 +334,11 @@ def test_an_optimizer_comes_with_masters_however_they_are_asked_for() -> None:
     assert asked == "flopwise"
     assert workload("tiny", recipe=Recipe(precision="bf16-master")).recipe.optimizer == asked
     assert varied(workload("tiny"), precision="bf16-master").recipe.optimizer == asked
-    assert workload("tiny", recipe=Recipe(optimizer="flopwise-bf16"), precision="fp8").recipe.optimizer == "flopwise-bf16"
-    assert workload("tiny", recipe=Recipe(precision="bf16-master"), phase="forward").recipe.optimizer == Recipe().optimizer
+    assert (
+        workload("tiny", recipe=Recipe(optimizer="flopwise-bf16"), precision="fp8").recipe.optimizer == "flopwise-bf16"
+    )
+    assert (
+        workload("tiny", recipe=Recipe(precision="bf16-master"), phase="forward").recipe.optimizer == Recipe().optimizer
+    )
     with pytest.raises(FlopwiseError, match="needs an optimizer that keeps masters"):
         workload("tiny", recipe=Recipe(precision="bf16-master"), optimizer="fused")

@@ -12,9 +12,10 @@ from flopwise.capture.functions import ALLOWED, Target, as_workload
 from flopwise.capture.isolate import Worker
 from flopwise.capture.progress import Progress
 from flopwise.errors import Failed, FlopwiseError, Interrupted
+from flopwise.predict.dry.architecture import architecture_of
 from flopwise.predict.fit import memory_levers, too_large
 from flopwise.predict.machine import gpu_of
-from flopwise.predict.prediction import architecture_of, memory_from_shapes, predict_memory
+from flopwise.predict.prediction import check_dry_run, check_fp8, memory_from_shapes, predict_memory
 from flopwise.predict.shapes.network import weight_shapes
 from flopwise.records.events import MemoryRequest
 from flopwise.records.memory import STACKS, StoredPredictions, predictions_path
@@ -187,6 +188,8 @@ def _predicted(asked_for: Workload, named: str) -> MemoryReport:
         hint = f"{formula}run it: omit --predict"
         raise FlopwiseError("a dry run is of one process, and this step is of several ranks", hint)
     gpu = gpu_named(named) if named else None
+    check_fp8(asked_for, gpu)
+    check_dry_run(asked_for)
     with Worker() as worker:
         run = worker.dry_run(asked_for, architecture_of(gpu))
     found = predicted_report(run, asked_for)

@@ -122,7 +122,9 @@ def tune(
 
 def _check_allowed(allow: Sequence[str], start: Workload, keep_exact: bool) -> None:
     if isinstance(allow, str) or not isinstance(allow, Sequence):
-        raise FlopwiseError(f"allow = {fields.show(allow)} is not allowed", f"allowed: a list of {', '.join(ON_REQUEST)}")
+        raise FlopwiseError(
+            f"allow = {fields.show(allow)} is not allowed", f"allowed: a list of {', '.join(ON_REQUEST)}"
+        )
     for name in allow:
         fields.one_of("allow", name, tuple(ON_REQUEST))
     if "fp8" in allow and start.implementation != "flopwise":

@@ -84,7 +84,9 @@ def command(
 def _check_picture(output: str | None, device: str) -> None:
     """No minutes of tuning for a picture that cannot be drawn."""
     if output is not None and device == "cpu" and Path(output).suffix in PICTURES and Path(output).suffix not in PAGES:
-        raise FlopwiseError(f"{output} would show the limit of a GPU, and device = cpu has none", "-o page.html has the rest")
+        raise FlopwiseError(
+            f"{output} would show the limit of a GPU, and device = cpu has none", "-o page.html has the rest"
+        )
 
 
 def _write(tuning: Tuning, run: Path, place: Path) -> None:

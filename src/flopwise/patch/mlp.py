@@ -15,6 +15,7 @@ from flopwise.patch.checked import Forward, Kind, forward_of, only_tensor, put_f
 from flopwise.patch.deferred import Call, Deferred, Fused, Pattern, watch_first_calls
 from flopwise.patch.functions import callers, modules_that_use, replace_function, written_functions
 from flopwise.patch.patched import Patched
+from flopwise.torch_private import real_tensors
 
 Activation = Callable[[Tensor], Tensor]
 WORDS = ("gelu", "silu", "swish", "activation")
@@ -101,7 +102,12 @@ def _function(kind: Kind, original: Callable[..., Any], kernel: Activation) -> C
 
 
 def _recognise(function: Callable[..., Any]) -> str | None:
-    """The activation that a function writes out; None if it is another, or one call of torch."""
+    """The activation that a function writes out, also in a dry run; None if it is another, or one call of torch."""
+    with real_tensors():
+        return _activation_of(function)
+
+
+def _activation_of(function: Callable[..., Any]) -> str | None:
     x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
     given, seen = x.clone(), _Calls()
     try:

@@ -13,7 +13,7 @@ from flopwise.kernels.dispatch import autocast_dtype
 from flopwise.lm.own_kernels import own_operation
 from flopwise.patch.checked import Forward, Kind, can_check, forward_of, holding, only_tensor, put_forward
 from flopwise.patch.patched import Patched
-from flopwise.torch_private import buffer_slots, parameter_slots
+from flopwise.torch_private import FakeTensor, buffer_slots, parameter_slots, real_tensors
 
 USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12)  # written into the code of norms that keep none
 SCALES = (10.0, 1.0, 1e-2, 1e-3, 1e-4, 1e-5)  # of the rows of a probe: the small ones tell one eps from another
@@ -87,7 +87,7 @@ def _may_be_norm(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule) or [*module.children(), *_present(buffer_slots(module))]:
         return False
     own = list(_present(parameter_slots(module)))
-    if any(type(p) not in (nn.Parameter, Tensor) or p.dim() != 1 or p.shape != own[0].shape for p in own):
+    if any(type(p) not in (nn.Parameter, Tensor, FakeTensor) or p.dim() != 1 or p.shape != own[0].shape for p in own):
         return False
     return len(own) <= 2 and (named or (bool(own) and any("eps" in attribute for attribute in vars(module))))
 
@@ -104,7 +104,12 @@ def _sort(module: nn.Module) -> Any:
 
 
 def _recognise(module: nn.Module) -> Form | None:
-    """The form of which a probe with random weights shows the values; None if there is none."""
+    """The form of which a probe with random weights shows the values, also in a dry run; None if there is none."""
+    with real_tensors():
+        return _form_of(module)
+
+
+def _form_of(module: nn.Module) -> Form | None:
     names = [name for name, p in parameter_slots(module).items() if p is not None]
     generator = torch.Generator().manual_seed(0)
     columns = len(next(_present(parameter_slots(module)), torch.empty(16)))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+NO_VALUES = "a dry run, whose tensors have neither values nor addresses, cannot tell; run the step"
 _MISSING = object()
 
 

@@ -27,7 +27,7 @@ from flopwise.patch.checked import (
     without_dropout,
 )
 from flopwise.patch.deferred import leaves
-from flopwise.patch.patched import Patched
+from flopwise.patch.patched import NO_VALUES, Patched
 from flopwise.torch_private import in_fake_mode, parameter_slots, use_counts, version_of
 
 OWN_USES = 2  # of a parameter's storage: by the parameter, and by the question
@@ -40,7 +40,8 @@ def replace(model: nn.Module, patched: Patched) -> int:
     own = [one for one in model.modules() if not type(one).__module__.startswith("torch.") and len(_linears(one)) > 1]
     holders = [one for one in own if len(_candidates(one)) > 1]
     moored = dict.fromkeys(type(one).__name__ for one in own if one not in holders)
-    patched.refused += [f"projections: {name}: its parameters share memory or are changed by others" for name in moored]
+    why = NO_VALUES if in_fake_mode() else "its parameters share memory or are changed by others"
+    patched.refused += [f"projections: {name}: {why}" for name in moored]
     for module in holders:
         if type(module) not in kinds:
             kinds[type(module)] = Kind("projections", type(module).__name__, "run linear layers as one matmul", patched)

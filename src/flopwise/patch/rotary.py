@@ -18,8 +18,8 @@ from flopwise.kernels.dispatch import autocast_dtype
 from flopwise.lm.own_kernels import needs_triton
 from flopwise.patch.checked import Kind, can_check
 from flopwise.patch.functions import callers, replace_function, written_functions
-from flopwise.patch.patched import Patched
-from flopwise.torch_private import version_of
+from flopwise.patch.patched import NO_VALUES, Patched
+from flopwise.torch_private import in_fake_mode, version_of
 
 WORDS = ("rotary", "rope")
 Angles = tuple[Tensor, Tensor]
@@ -142,6 +142,8 @@ def _why_not(x: list[Any], cos: Any, sin: Any, rest: list[Any]) -> str:
         return "the function picks the positions itself"
     if cos.requires_grad or sin.requires_grad:
         return "the angles are learned"
+    if in_fake_mode():
+        return NO_VALUES
     if cos.shape != sin.shape or any(one.dim() != 4 or one.dtype != x[0].dtype for one in x):
         return "queries and keys are not [B, H, T, D] of one dtype"
     return _why_no_table(cos, x[0].shape[-1] // 2)

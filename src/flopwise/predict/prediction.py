@@ -11,33 +11,25 @@ import msgspec
 
 from flopwise.capture.isolate import Worker
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.predict.dry.architecture import architecture_of
 from flopwise.predict.flops import ModelFlops, model_flops
 from flopwise.predict.fusion import Graph, block_of, compiled_ops, repeated_blocks
 from flopwise.predict.machine import Machine
 from flopwise.predict.rank_memory import of_one_rank
-from flopwise.predict.recorded.step import RecordedStep, recorded_step, to_record, written_recipe
+from flopwise.predict.recorded.step import NEEDS_VALUES, RecordedStep, recorded_step, to_record, written_recipe
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.predict.shapes.step import account_step, check_attention
 from flopwise.predict.step_time import StepLimit, StepTime, step_limit, step_time
 from flopwise.records.ceilings import Ceilings
 from flopwise.records.memory import StoredPredictions
-from flopwise.records.prediction import MemoryPrediction, PredictedStep
+from flopwise.records.prediction import DryRun, MemoryPrediction, PredictedStep
 from flopwise.spec.gpu import PEAK_DTYPES, Gpu
 from flopwise.spec.model import ModelSpec
 from flopwise.spec.rank_share import rank_share
 from flopwise.spec.recipe import FP8
-from flopwise.spec.workload import Workload, varied
+from flopwise.spec.workload import UserStep, Workload, varied
 from flopwise.work.operation import ATTENTION, OpWork
 
-_ARCHITECTURES = {
-    "8.0": "ampere",
-    "8.6": "ampere",
-    "8.9": "ada",
-    "9.0": "hopper",
-    "10.0": "blackwell",
-    "10.3": "blackwell",
-    "12.0": "blackwell-rtx",
-}
 _SHALLOW = (4, 6)  # depths from which the peaks of deeper models are extrapolated
 
 
@@ -147,20 +139,32 @@ def predict_each(
     share = rank_share(workload)
     if optimizer_bits != 32:
         known_model(workload, "8-bit optimizer states")
-    _check_fp8(workload, machines)
+    for machine in machines:
+        check_fp8(workload, machine.gpu)
     if workload.own_model is not None:
-        if not all(machine.is_cpu for machine in machines):
-            check_attention(share)
+        for machine in machines:
+            if not machine.is_cpu:
+                check_attention(share, machine.gpu)
         steps = {kind: of_one_rank(account_step(share, gpu, optimizer_bits), workload) for kind, gpu in gpus.items()}
     else:
         return _predict_user_step(workload, machines, gpus, levers)
     return [Prediction(workload=workload, machine=one, step=steps[_kind(one)]) for one in machines]
 
 
-def _check_fp8(workload: Workload, machines: Sequence[Machine]) -> None:
-    for gpu in (one.gpu for one in machines if workload.recipe.precision in FP8):
-        if gpu is not None and not gpu.peak("fp8"):
-            raise Unsupported(f"{gpu.title} has no fp8", "allowed there: precision = bf16-master; or --gpu h200")
+def check_fp8(workload: Workload, gpu: Gpu | None) -> None:
+    """Raise if the workload asks for fp8 and a known GPU has none."""
+    if workload.recipe.precision in FP8 and gpu is not None and not gpu.peak("fp8"):
+        raise Unsupported(f"{gpu.title} has no fp8", "allowed there: precision = bf16-master; or --gpu h200")
+
+
+def check_dry_run(workload: Workload) -> None:
+    """Raise if a user's step has a lever that a dry run cannot put in place: its memory then cannot be told."""
+    if workload.own_model is None and isinstance(workload.subject, ModelSpec | UserStep):
+        written = written_recipe(workload)
+        for lever in NEEDS_VALUES:
+            if getattr(workload.recipe, lever) != getattr(written, lever):
+                message = f"{lever} = '{getattr(workload.recipe, lever)}' needs values, and a dry run has none"
+                raise Unsupported(message, "run it: omit --predict")
 
 
 def _predict_user_step(
@@ -168,22 +172,30 @@ def _predict_user_step(
 ) -> list[Prediction]:
     """By a dry run; for a GPU also as it is written, and that in bf16: its levers follow from these two."""
     written = varied(workload, recipe=written_recipe(workload))
-    cast = varied(written, precision="bf16")
+    run = varied(workload, **{lever: getattr(written.recipe, lever) for lever in NEEDS_VALUES})
     records = levers and any(one.gpu and not one.is_cpu for one in machines)
-    wanted = [workload, written, cast] if records else [workload]
-    asked = [one for place, one in enumerate(wanted) if one not in wanted[:place]]
+    wanted = [run, written, varied(written, precision="bf16")] if records else [run]
     found = {}
     with Worker() as worker:
         for kind, gpu in gpus.items():
-            runs = worker.dry_runs(asked, architecture_of(gpu))
-            first, plain, bf16 = (runs[asked.index(one)] if one in asked else None for one in (workload, written, cast))
+            first, *others = _each_once(worker, wanted, gpu)
             assert first is not None
-            recorded = RecordedStep(as_written=plain, cast={"bf16": bf16} if bf16 else {}) if plain else None
-            found[kind] = first, recorded if len(wanted) > 1 else None
+            step = first if run == workload else RecordedStep(as_written=first).under(workload, run.recipe)
+            found[kind] = step, _with_bf16(*others) if others else None
     return [
         Prediction(workload=workload, machine=one, step=found[_kind(one)][0], recorded=found[_kind(one)][1])
         for one in machines
     ]
+
+
+def _each_once(worker: Worker, wanted: list[Workload], gpu: Gpu | None) -> list[DryRun | None]:
+    asked = [one for place, one in enumerate(wanted) if one not in wanted[:place]]
+    runs = worker.dry_runs(asked, architecture_of(gpu))
+    return [runs[asked.index(one)] for one in wanted]
+
+
+def _with_bf16(plain: DryRun | None, bf16: DryRun | None) -> RecordedStep | None:
+    return RecordedStep(as_written=plain, cast={"bf16": bf16} if bf16 else {}) if plain else None
 
 
 def record_step(worker: Worker, workload: Workload, gpu: Gpu | None, allow: Sequence[str] = ()) -> RecordedStep | None:
@@ -218,18 +230,6 @@ def known_model(workload: Workload, what: str) -> ModelSpec:
             "omit these options, or give a preset or hf:PATH/config.json",
         )
     return workload.own_model
-
-
-def architecture_of(gpu: Gpu | None) -> str:
-    """The dry run's name of a GPU's generation (Hopper, if none is named), or of the CPU.
-
-    >>> from flopwise.spec.gpu import gpu
-    >>> architecture_of(gpu("a100")), architecture_of(None), architecture_of(gpu("cpu"))
-    ('ampere', 'hopper', 'cpu')
-    """
-    if gpu is not None and gpu.name == "cpu":
-        return "cpu"
-    return _ARCHITECTURES.get(gpu.capability if gpu else "", "hopper")
 
 
 def predict_memory(worker: Worker, workload: Workload, gpu: Gpu | None) -> StoredPredictions:

@@ -133,7 +133,7 @@ def workload(target: str, *, set: dict[str, Any] | None = None, **options: Any) 
     implementation = given.get("implementation", "flopwise")
     fields.one_of("implementation", implementation, IMPLEMENTATIONS)
     subject, config = _subject(target, changes, given.get("impl", ""))
-    recipe = _recipe(_with_optimizer(subject, _with_ranks(target, given)))
+    recipe = _recipe(subject, _with_ranks(target, given))
     if isinstance(subject, UserStep) and given.get("attention") == "sdpa":  # the default, asked for by name
         subject = msgspec.structs.replace(subject, written=Recipe(attention="naive"))
     if implementation == "transformers" and config is None:
@@ -192,20 +192,16 @@ def _with_ranks(target: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"ranks": known.ranks} | given if known is not None and "recipe" not in given else given
 
 
-def _with_optimizer(subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
-    """Masters are kept by our optimizer: it comes with them, unless one is named."""
-    base = given.get("recipe", Recipe())
-    if not isinstance(subject, ModelSpec) or not isinstance(base, Recipe) or given.get("phase", "train") != "train":
-        return given
-    comes = given.get("precision", base.precision) in WITH_MASTERS and base.optimizer == Recipe().optimizer
-    return {"optimizer": "flopwise"} | given if comes else given
-
-
-def _recipe(given: dict[str, Any]) -> Recipe:
+def _recipe(subject: Subject, given: dict[str, Any]) -> Recipe:
+    """The levers. Masters are kept by our optimizer: it comes with them, unless one is named."""
     base = given.get("recipe", Recipe())
     if not isinstance(base, Recipe):
         raise FlopwiseError(f"recipe = {fields.show(base)} is not allowed", "allowed: a Recipe; or name its levers")
-    return recipe_from(msgspec.structs.asdict(base) | {lever: given[lever] for lever in LEVERS if lever in given})
+    recipe = recipe_from(msgspec.structs.asdict(base) | {lever: given[lever] for lever in LEVERS if lever in given})
+    named = "optimizer" in given or recipe.optimizer != Recipe().optimizer
+    trains = isinstance(subject, ModelSpec) and given.get("phase", "train") == "train"
+    comes = trains and recipe.precision in WITH_MASTERS and not named
+    return msgspec.structs.replace(recipe, optimizer="flopwise") if comes else recipe
 
 
 def _subject(target: str, changes: dict[str, Any], impl: str) -> tuple[Subject, dict[str, Any] | None]:

@@ -55,11 +55,11 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """One kernel where input and weight have one dtype; else PyTorch's row of small ones."""
-    if weight is None or weight.dtype == x.dtype:
+    if torch_private.in_fake_mode() and (weight is None or weight.dtype == x.dtype):
         return _RmsNorm.apply(x, weight, len(shape))  # type: ignore[no-untyped-call, no-any-return]
-    wide = x.float()
+    wide = x if x.dtype == torch.float64 else x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(tuple(range(-len(shape), 0)), keepdim=True) + (eps or 1e-6))
-    return (normed * weight).to(x.dtype)
+    return (normed if weight is None else normed * weight).to(x.dtype)
 
 
 def dropout(x: Tensor, p: float, train: bool) -> Tensor:

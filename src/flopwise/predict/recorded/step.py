@@ -39,9 +39,12 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     as_written: PredictedStep
     cast: dict[str, PredictedStep] = {}  # by precision
 
-    def under(self, workload: Workload) -> PredictedStep:
-        """The step under the workload's recipe; its memory is that of the step that was recorded."""
-        recipe, written = workload.recipe, written_recipe(workload)
+    def under(self, workload: Workload, recorded: Recipe | None = None) -> PredictedStep:
+        """The step under the workload's recipe; its memory is that of the step that was recorded.
+
+        `recorded`: the recipe it was recorded with, where that is not what the code does by itself.
+        """
+        recipe, written = workload.recipe, recorded or written_recipe(workload)
         step = self._recorded(recipe, written)
         ops: Ops = step.ops
         for lever, (values, change) in _CHANGES.items():
@@ -133,6 +136,8 @@ def _in_tf32(op: OpWork) -> OpWork:
     return msgspec.structs.replace(op, dtype="tf32") if op.kind == MATMUL and op.dtype == "fp32" else op
 
 
+# What a dry run cannot put in place, as its tensors have neither values nor addresses.
+NEEDS_VALUES = ("rope", "projections")
 # By lever: the values that can be derived, and how.
 _CHANGES: dict[str, tuple[tuple[str | int, ...], Callable[[Ops, str, PredictedStep], Ops]]] = {
     "attention": (("sdpa", "sdpa-flash", "sdpa-cudnn"), with_attention),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from flopwise.errors import FlopwiseError, Unsupported
+from flopwise.predict.dry.architecture import architecture, architecture_of
 from flopwise.predict.shapes import adamw, losses
 from flopwise.predict.shapes.network import Network
 from flopwise.predict.shapes.overlap import UpdateInBackward, updates_in_backward
@@ -73,7 +74,9 @@ class _Step:
         gpu = None if self.on_cpu else gpu
         self.autocast = _AUTOCAST.get(self.recipe.precision, "")
         backend = sdpa_backend(self.recipe.attention, self.recipe.precision, gpu, workload.subject.head_dim)
-        self.network = Network(t, workload.subject, self.recipe, workload.context, backend, _is_hopper(gpu))
+        self.network = Network(
+            t, workload.subject, self.recipe, workload.context, backend, architecture_of(gpu) == "hopper"
+        )
         self.parameters = list(self.network.parameters.values())
         sizes = (workload.batch, workload.context)
         self.tokens = t.tensor(sizes, "int64", INPUTS, "tokens")
@@ -192,8 +195,8 @@ def _kept(t: Tape) -> tuple[KeptTensors, ...]:
 
 
 def sdpa_backend(attention: str, precision: str, gpu: Gpu | None, head_dim: int = 64) -> str:
-    """The kernel that runs fused attention: plain SDPA takes cuDNN's from Hopper on, flash before it, and for fp32 the
-    memory-efficient one (as measured on an H200 with torch 2.11; a dry run or a measurement says what really ran).
+    """The kernel that runs fused attention: plain SDPA takes cuDNN's from Hopper on, flash before it, and for fp32 and
+    before Ampere the memory-efficient one (on an H200 as measured with torch 2.11; a dry run says what else it depends on).
 
     >>> sdpa_backend("sdpa", "bf16", None), sdpa_backend("sdpa", "fp32", None), sdpa_backend("flex", "bf16", None)
     ('cudnn', 'efficient', 'flex')
@@ -204,16 +207,19 @@ def sdpa_backend(attention: str, precision: str, gpu: Gpu | None, head_dim: int 
         return "flex"
     if attention == "flash":
         return "triton"  # flopwise's own
-    if precision in ("fp32", "tf32") or head_dim > _WIDEST_HEAD["sdpa-flash"]:
-        return "efficient"
-    can = head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD["sdpa-cudnn"]
-    return "cudnn" if can and (gpu is None or _major(gpu) in (9, 10)) else "flash"
+    half = precision not in ("fp32", "tf32")
+    able = {
+        "cudnn": half and head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD["sdpa-cudnn"],
+        "flash": half and head_dim <= _WIDEST_HEAD["sdpa-flash"],
+        "efficient": True,
+    }
+    return next(one for one in architecture(architecture_of(gpu)).attention if able.get(one))
 
 
 _WIDEST_HEAD = {"sdpa-flash": 256, "sdpa-cudnn": 128}
 
 
-def check_attention(workload: Workload) -> None:
+def check_attention(workload: Workload, gpu: Gpu | None = None) -> None:
     """Refuse what a GPU refuses, and a dry run too: a kernel of SDPA that was chosen and cannot run.
 
     >>> from flopwise.spec.workload import workload
@@ -222,6 +228,9 @@ def check_attention(workload: Workload) -> None:
     spec, recipe = workload.subject, workload.recipe
     if not isinstance(spec, ModelSpec) or recipe.attention not in _WIDEST_HEAD:
         return
+    backend = recipe.attention.removeprefix("sdpa-")
+    if gpu is not None and backend not in architecture(architecture_of(gpu)).attention:
+        raise Unsupported(f"{gpu.title} has no kernel for attention = '{recipe.attention}'", "try attention = sdpa")
     half = recipe.compute in ("bf16", "fp16")
     odd = recipe.attention == "sdpa-cudnn" and spec.head_dim % 8
     if not half or odd or spec.head_dim > _WIDEST_HEAD[recipe.attention]:
@@ -232,20 +241,9 @@ def check_attention(workload: Workload) -> None:
 
 
 def workspace_bytes(gpu: Gpu | None) -> int:
-    """The BLAS library's workspace as PyTorch sets it up (ATen/cuda/CublasHandlePool.cpp): 32 MiB on Hopper, 128 MiB on
-    the MI300, 8.1 MiB elsewhere.
+    """The BLAS library's workspace, as PyTorch sets it up.
 
     >>> workspace_bytes(None) // 2**20
     32
     """
-    if gpu is not None and gpu.name in ("mi300x", "mi300a", "mi325x"):
-        return 128 * _MIB
-    return 32 * _MIB if _is_hopper(gpu) else 4096 * 2 * 1024 + 16 * 8 * 1024
-
-
-def _is_hopper(gpu: Gpu | None) -> bool:
-    return gpu is None or _major(gpu) == 9  # where none is named
-
-
-def _major(gpu: Gpu) -> int:
-    return int(gpu.capability.split(".")[0]) if gpu.capability else 0
+    return architecture(architecture_of(gpu)).workspace_bytes
