@@ -192,7 +192,7 @@ def with_levers(current: Workload, changed: dict[str, str]) -> Workload | None:
         recipe = Recipe(**(msgspec.structs.asdict(current.recipe) | new))
         if changed.get("attention") in HALF_ONLY and recipe.compute not in ("bf16", "fp16"):
             return None
-        return varied(current, recipe=recipe)
+        return varied(current, recipe=recipe, optimizer=recipe.optimizer)
     except FlopwiseError:
         return None
 
