@@ -6,6 +6,7 @@ Two processes run tests at a time: each has one thread for torch, and forks its 
 import gc
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,19 @@ settings.register_profile("quick", settings.get_profile("all"), max_examples=10)
 settings.load_profile("all" if ALL else "quick")
 
 
+@pytest.hookimpl(tryfirst=True)  # before what is slow is left out
 def pytest_collection_modifyitems(items):
-    """In `make test` every property is tried with a tenth of the examples that its own settings ask for, from ten on."""
+    """In `make test` every property is tried with a tenth of the examples that its own settings ask for, from ten on, and what is
+    marked `one_in(n)` with every n-th of its cases.
+    """
     if ALL:
         return
+    seen = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            if seen[item.path, item.originalname] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[item.path, item.originalname] += 1
     for test in {getattr(item, "obj", None) for item in items}:
         if asked := getattr(test, "_hypothesis_internal_use_settings", None):
             few = min(asked.max_examples, max(10, asked.max_examples // 10))

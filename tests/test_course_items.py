@@ -56,6 +56,7 @@ def test_stored_pages_hold_our_figures(stored):
     assert missing([item for item in ITEMS if item.stored == stored], text) == []
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "command", [pytest.param(line, marks=pytest.mark.slow if slow else ()) for line, slow in COMMANDS.items()]
 )

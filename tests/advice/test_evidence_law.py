@@ -84,11 +84,13 @@ def check(trace):
     assert sum(one.counted_ns or 0.0 for one in findings(facts)) <= e.step_ns + EPSILON
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", [*OWN, *FILES], ids=lambda path: path.name[:45])
 def test_on_every_trace(path):
     check(read(path))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.name[:45])
 def test_on_changed_traces(path, change):

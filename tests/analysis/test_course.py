@@ -117,6 +117,7 @@ def test_names_tell_size_and_context(name, label):
     assert named_model(name).label == label
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("clock_ms", "verdict"), [(17.0, AGREE), (19.5, AGREE), (22.8, HOST), (10.0, SHORT), (60.0, MORE)]
 )

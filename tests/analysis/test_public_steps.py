@@ -21,6 +21,7 @@ def rules(path):
     return {one.rule: one for one in findings(facts_of(explained(path)))}
 
 
+@pytest.mark.one_in(5)
 @needs_public
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name[:40])
 def test_steps_are_those_of_an_independent_script(path):

@@ -25,6 +25,7 @@ def changed(path, change):
     path.write_bytes(gzip.compress(json.dumps(content).encode(), 1))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_planted_is_found_to_the_nanosecond(case, tmp_path):
     job = Job(case=case)
@@ -45,6 +46,7 @@ def test_clocks_are_recovered(tmp_path):
     assert [one.clock_ahead_ns for one in found.ranks] == [one - ahead[0] for one in ahead]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("case", ["clock", "input"])
 def test_waiting_and_transfer_are_the_collective_and_the_parts_are_the_step(named, case, tmp_path):

@@ -61,6 +61,7 @@ def script(tmp_path):
     program.wait()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_killed_script_takes_all_along(script, sign):
     program, started = script

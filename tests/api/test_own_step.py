@@ -116,6 +116,7 @@ def line_of(text: str) -> int:
     return TRAIN[: TRAIN.index(text)].count("\n") + 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     ["plain", "accumulates", "clips", "draws", "other_shapes", "prints_much", "returns_nothing", "no_model", "bare"],

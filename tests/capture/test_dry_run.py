@@ -121,6 +121,7 @@ def test_recomputed_ops_are_told_apart_and_the_blocks_keep_less():
     assert saved[1] < saved[0] / 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -271,6 +271,7 @@ def test_an_optimizer_that_multiplies_matrices_adds_nothing_to_the_models_flops(
     assert (seen.flops, seen.useful_flops) == ({"fp32": 2 * 2 * 2 * 16 * 16}, 2 * 2 * 2 * 16 * 16)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("compiled", "lever"),
     [("wrapped", "default"), ("in place", "default"), ("blocks", "blocks"), ("function", "default")],

@@ -76,6 +76,7 @@ def assert_harmless(out, form):
     assert form in ("csv", "json") or max(map(len, out.splitlines())) < 2500, form
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", [*FORMS, "full"])
 def test_explain(run, tmp_path, form):
     path = tmp_path / f"{FILE}.json"

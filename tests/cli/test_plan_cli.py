@@ -21,6 +21,7 @@ def asked(cli):
     return cli(*ASKED, "--format", "json")[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "tiny"])
 def test_the_answer_is_one_screen(run, model):
     code, out, err = run(ASKED[0], model, *ASKED[2:])
@@ -195,6 +196,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("words", "says", "hint"), WRONG, ids=[words for words, _, _ in WRONG])
 def test_what_is_wrong_is_said_in_one_line(run, tmp_path, words, says, hint):
     (tmp_path / "bad.toml").write_text("x = [")

@@ -275,6 +275,7 @@ N, WALL, NAMES = Axis("n", "n"), Axis("wall_ns", "time"), Axis("how")
 LOG = Axis("wall_ns", "time", log=True, interval=("low_ns", "high_ns"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "picture",
     [

@@ -51,6 +51,7 @@ def shown(found):
         json.dumps(picture_chart(picture).to_dict(format="vega-lite"), allow_nan=False)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MEASURED)
 def test_every_beginning_of_the_measured_rows_is_shown(name):
     whole = MEASURED[name]
@@ -64,6 +65,7 @@ def test_every_beginning_of_the_measured_rows_is_shown(name):
         assert answer(cut).verdict.word == "inconclusive"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MEASURED)
 def test_no_value_takes_the_reading_down(name):
     """Each field of a row in turn is what was never measured."""
@@ -80,6 +82,7 @@ def test_no_value_takes_the_reading_down(name):
                     as_shown(table)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MEASURED)
 def test_no_value_takes_a_chart_down(name):
     """All but the first field of every row are what was never measured."""

@@ -33,6 +33,7 @@ def walk(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], steps: in
         optimizer.step()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("hyper", HYPERPARAMETERS)
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("tensor_lr", [False, True])

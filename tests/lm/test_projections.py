@@ -54,6 +54,7 @@ def test_the_shape_simulator_has_the_same_weights(spec: ModelSpec) -> None:
     assert sum(p.numel() for p in build(spec, "fused").parameters()) == spec.parameters()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("levers", LEVERS, ids=str)
 @pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)

@@ -245,6 +245,7 @@ def test_compiled_whole_it_has_not():
     assert overlapped.gpus[0].limit == plain.gpus[0].limit
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", FP8)
 def test_fp8_computes_a_layers_three_products_and_the_rest_is_bf16s(precision):
     own = {"optimizer": "flopwise", "batch": 16, "context": 1024}

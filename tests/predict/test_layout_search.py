@@ -37,6 +37,7 @@ ASKED = [
 NAMES = [f"{one.model.name}-{one.gpus}-{one.context}" for one in ASKED]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("asked", ASKED, ids=NAMES)
 def test_every_layout_that_is_found_can_be_and_fits(asked):
     found = search(asked, step, memory)

@@ -64,6 +64,7 @@ def linear_flops(step):
     return sum(op.flops for op in ops(step, kind=MATMUL) if len(op.shapes[-1]) == 2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("target", "precision"), [(LLAMA, "bf16"), (LLAMA, "bf16-master"), (GPT, "bf16")])
 def test_a_step_that_is_cast_is_the_dry_run_of_it(recorded, target, precision):
     own = {"optimizer": "flopwise"} if precision == "bf16-master" else {}
@@ -170,6 +171,7 @@ def test_pieces_move_what_a_dry_run_of_the_kernels_moves(recorded, lever):
     assert moved(run.ops) == pytest.approx(moved(derived.ops), rel=1e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("levers", [{"rope": "triton"}, {"projections": "fused", "norm": "triton"}])
 def test_what_no_dry_run_can_put_in_place_is_derived_from_the_rest(recorded, levers, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", __file__.rpartition("/")[0])

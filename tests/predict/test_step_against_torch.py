@@ -71,6 +71,7 @@ def watched_accumulation(monkeypatch):
     monkeypatch.setattr(Tape, "may_overwrite", staticmethod(lambda waiting: False))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_every_phase_has_the_same_bytes_flops_and_ops(case):
     target, options = CASES[case]

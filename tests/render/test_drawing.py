@@ -47,6 +47,7 @@ def test_a_definition_that_is_too_large_is_not_sent(monkeypatch):
         drawing.picture(GOOD, ".svg")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("program", [HANGS, PARTIAL, "raise SystemExit(1)"], ids=["hangs", "answers in part", "ends"])
 def test_the_page_comes_without_pictures(monkeypatch, tmp_path, cli, program):
     (tmp_path / "program.py").write_text(program)

@@ -54,6 +54,7 @@ SCREENS = {
 TABLES = {"compare": ALIKE["compare"][0], "ceilings": lambda: find_ceilings(gpu("h200"))}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ALIKE)
 def test_it_prints_as_the_command_line_does(name, cli):
     make, words = ALIKE[name]

@@ -143,6 +143,7 @@ def test_without_a_known_gpu_there_is_no_limit_and_still_a_bar(explained):
     assert sum(part.amount for part in screen.parts) == pytest.approx(explained.step_ns, rel=0.01)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("folder", RUNS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_a_stored_run(folder):
     run = StoredRun.load(folder)
@@ -170,6 +171,7 @@ def test_a_tuning(folder):
     assert "The recipe" not in assert_sound(tune_screen(cut))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_without_a_gpu_has_its_memory(name):
     screen = account_screen(account(name))
@@ -177,6 +179,7 @@ def test_a_preset_without_a_gpu_has_its_memory(name):
     assert screen.unit == "bytes"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["tiny", "small", "llama3.2-1b", "10B"])
 def test_a_preset_on_a_gpu_has_its_time_if_it_fits(name):
     found = account(name, gpu="h200,h100")

@@ -338,6 +338,7 @@ def test_negative_durations_are_dropped_and_counted(small):
     ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "value", ["'text'", "NULL", "1e300", "-9223372036854775808", "9223372036854775807", "x'00ff'", "''"]
 )
