@@ -33,6 +33,7 @@ def test_steps_are_those_of_an_independent_script(path):
 
 
 @needs_public
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name[:40])
 def test_steps_add_up_and_the_figures_are_of_the_steady_ones(path):
     e = explained(path).explanation
@@ -101,6 +102,7 @@ def test_shampoos_exchange_is_no_reason_for_a_fused_adamw_or_larger_buckets(name
 
 
 @needs_public
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name[:40])
 def test_inference_is_told_nothing_of_training(path):
     facts = facts_of(explained(path))
