@@ -9,8 +9,8 @@ from flopwise.predict.account import account_for, by_module, total_row, uncounte
 from flopwise.predict.datasheet import from_datasheet
 from flopwise.predict.fit import largest_batch, largest_context
 from flopwise.predict.flops import model_flops
-from flopwise.predict.machine import Machine
-from flopwise.predict.prediction import peak_bytes
+from flopwise.predict.machine import Machine, machine_with
+from flopwise.predict.prediction import peak_bytes, predict
 from flopwise.predict.rank_memory import of_one_rank
 from flopwise.predict.shapes.network import weight_shapes
 from flopwise.predict.shapes.step import account_step, sdpa_backend
@@ -259,6 +259,17 @@ def test_fp8_computes_a_layers_three_products_and_the_rest_is_bf16s(precision):
     machine = Machine(gpu=gpu("h200"), ceilings=from_datasheet(gpu("h200")))
     slow, fast = (account_for(workload("2.7B", precision=one, **own), (machine,)) for one in ("bf16-master", precision))
     assert fast.gpus[0].time.wall_ns < slow.gpus[0].time.wall_ns
+
+
+def test_a_scale_for_every_row_saves_less_than_one_for_the_tensor():
+    """As measured on an H200; a past bug: both were predicted alike."""
+    h200 = machine_with(gpu("h200"))
+    options = {"batch": 4, "context": 1024, "graph": "on", "norm": "triton", "activation": "triton"}
+    steps = (workload("medium", precision=one, **options) for one in ("fp8", "fp8-rowwise", "bf16-master"))
+    fp8, rowwise, bf16 = (predict(step, h200).time for step in steps)
+    products = [time.gpu_ns_by_kind[MATMUL] for time in (fp8, rowwise, bf16)]
+    assert 1.03 * products[0] < products[1] < 1.2 * products[0] < products[2]
+    assert fp8.wall_ns < rowwise.wall_ns
 
 
 def test_gate_and_up_in_one_fp8_layer_move_fewer_bytes_than_apart():

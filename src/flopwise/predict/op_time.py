@@ -286,13 +286,26 @@ def _product_ns(op: OpWork, shape: tuple[int, int, int, int], way: str, ceilings
     return matmul_ns(*shape, ceilings.matmul.get(way) or matmul_limits(op.dtype, ceilings), ceilings.processors)
 
 
+def by_rows(ceilings: Ceilings) -> Ceilings:
+    """The same machine for products in fp8 with a scale for every row."""
+    known = {"fp8": matmul_limits("fp8", ceilings)} | {
+        way: limits for way, limits in ceilings.matmul.items() if way.startswith("fp8")
+    }
+    slower = {way: _times_as_fast(limits, 1 / fitted.FP8_BY_ROWS) for way, limits in known.items()}
+    return replace(ceilings, matmul=ceilings.matmul | slower)
+
+
 def matmul_limits(dtype: str, ceilings: Ceilings) -> Matmul:
     """How fast products of a dtype go; where that was not measured, fp8 as a multiple of bf16, others as fp32."""
     found, half, times = ceilings.matmul.get(dtype), ceilings.matmul.get("bf16"), fitted.FP8_OVER_BF16
     if found is not None or dtype != "fp8" or half is None:
         return found or ceilings.matmul["fp32"]
-    faster = (replace(one, start_ns=one.start_ns / times, flops_per_s=one.flops_per_s * times) for one in half.tiles)
-    return replace(half, peak_flops=half.peak_flops * times, tiles=tuple(faster), join_ns=half.join_ns / times)
+    return _times_as_fast(half, times)
+
+
+def _times_as_fast(known: Matmul, times: float) -> Matmul:
+    tiles = (replace(one, start_ns=one.start_ns / times, flops_per_s=one.flops_per_s * times) for one in known.tiles)
+    return replace(known, peak_flops=known.peak_flops * times, tiles=tuple(tiles), join_ns=known.join_ns / times)
 
 
 def _attention_curve(op: OpWork, ceilings: Ceilings) -> Curve:

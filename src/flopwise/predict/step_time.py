@@ -12,7 +12,7 @@ import msgspec
 
 from flopwise.predict.constants import FP8_HOST, GPU_BUSY_SHARE, LEAST_CALL_NS, OVERLAP_SHARE
 from flopwise.predict.fusion import Graph, block_of
-from flopwise.predict.op_time import COMPUTE, LAUNCH, OpTime, is_cast, op_times
+from flopwise.predict.op_time import COMPUTE, LAUNCH, OpTime, by_rows, is_cast, op_times
 from flopwise.predict.shapes.overlap import updates_in_backward
 from flopwise.records.ceilings import Ceilings, HostCost, HostCounts
 from flopwise.spec.gpu import Gpu
@@ -57,6 +57,7 @@ class StepLimit(msgspec.Struct, frozen=True, kw_only=True):
 def step_time(recipe: Recipe, ops: Sequence[OpWork], ceilings: Ceilings, blocks: Graph = block_of) -> StepTime:
     """The time of a step with these kernels: those of a compiled step are fused already, by `blocks` where it was so asked."""
     graph, overlap = recipe.graph == "on", updates_in_backward(recipe)
+    ceilings = by_rows(ceilings) if recipe.precision == "fp8-rowwise" else ceilings
     if recipe.compile == "blocks" and not graph:
         return time_of(ops, ceilings, calls=_block_calls(ops, ceilings, blocks), overlap=overlap)
     if recipe.compile in ("off", "blocks"):
