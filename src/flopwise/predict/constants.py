@@ -35,7 +35,7 @@ LEAST_CALL_NS = 40_000.0
 # The rate of a product in fp8 over that in bf16, on an H200: 1.84, 2.04 and 2.18 at 16384 x 2560 x 10240, 16384 x 10240 x 2560
 # and 8192 cubed. For machines whose fp8 products were not measured.
 FP8_OVER_BF16 = 2.0
-# The time of a layer's three products with a scale for every row over that with one for the tensor: gradients' sums are then exact.
+# The time of a layer's three products with a scale for every row over that with one for the tensor; gradients' sums are exact.
 # Of eight layers on an H200 1.03 to 1.21, together 1.10 (benchmarks/results/fp8-2026-11/matmuls.json).
 FP8_BY_ROWS = 1.10
 
