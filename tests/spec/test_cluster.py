@@ -57,6 +57,7 @@ def test_a_file_says_what_differs(tmp_path):
         ("like = 'dgx-h100'\nsources = 'me'", "sources = 'me' is not allowed"),
         ("like =", "is not valid TOML"),
         ("# " + "x" * 2**20, "too large for a cluster file"),
+        ("# " + "." * 300 + "\n" + "a." * 200_000 + "b = 1", "a name in it has too many parts"),  # gigabytes, once
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path, text, says):

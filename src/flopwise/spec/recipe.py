@@ -1,5 +1,6 @@
 """The levers: everything that changes how a step runs without changing what it computes."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -233,6 +234,9 @@ def recipe_from(levers: dict[str, Any]) -> Recipe:
     return Recipe(**given)
 
 
+_MOST_DOTS = 100  # between two commas or ends of lines
+
+
 def read_toml(path: str | Path, what: str, page: str = "docs/reference/sweeps.md") -> dict[str, Any]:
     """A TOML file as a table, or one clear line."""
     try:
@@ -242,6 +246,9 @@ def read_toml(path: str | Path, what: str, page: str = "docs/reference/sweeps.md
             text = file.read(2**20 + 1)
         if len(text) > 2**20:
             raise FlopwiseError(f"{path} is too large for {what}", "such a file has a few KiB")
+        lines = (part for part in re.split(rb"[,\n]", text) if not part.lstrip().startswith(b"#"))
+        if any(part.count(b".") > _MOST_DOTS for part in lines):  # which takes gigabytes to read
+            raise FlopwiseError(f"{path} is no {what.removeprefix('a ')}: a name in it has too many parts", f"see {page}")
         return tomllib.loads(text.decode())
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror}", f"give the path of {what}") from None
