@@ -1,6 +1,7 @@
 """A stored record is shown as it was written, or not at all, and its loss is said; runs of earlier versions still read."""
 
 import json
+import os
 import random
 import re
 
@@ -175,8 +176,28 @@ def test_a_table_that_is_a_link_is_not_sound(stored, tmp_path):
     table = stored / "points.jsonl"
     table.rename(tmp_path / "elsewhere")
     table.symlink_to(tmp_path / "elsewhere")
-    assert check_run(stored).damage == ("points.jsonl is a link to another file",)
-    assert check_run(stored, repair=True).damage
+    assert check_run(stored).damage == ("points.jsonl: it is a link to another file",)
+    before, rows = (tmp_path / "elsewhere").read_bytes(), StoredRun.load(stored).points
+    assert StoredRun.load(stored).damage() == check_run(stored).damage
+    assert not check_run(stored, repair=True).damage
+    assert StoredRun.load(stored).points == rows
+    assert (tmp_path / "elsewhere").read_bytes() == before
+    assert not table.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["run.json", "points.jsonl", "tags.json", "sums.json"])
+@pytest.mark.parametrize(
+    "made", [os.mkfifo, os.mkdir, lambda place: place.symlink_to("/dev/zero"), lambda place: place.symlink_to(place)]
+)
+def test_what_is_no_file_is_said_at_once_and_put_aside(stored, name, made):
+    """A past bug: the check waited for a pipe, and one odd run kept it from all others."""
+    (stored / name).unlink(missing_ok=True)
+    made(stored / name)
+    assert check_run(stored).damage
+    repaired = check_run(stored, repair=True)
+    assert not repaired.damage
+    assert any(name in line for line in repaired.repaired)
+    assert StoredRun.load(stored).left_out
 
 
 @pytest.mark.parametrize("change", [lambda file: file.write_bytes(b"other"), lambda file: file.unlink()])

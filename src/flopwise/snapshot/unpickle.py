@@ -15,6 +15,7 @@ import pickle
 import pickletools
 import re
 import zlib
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -38,6 +39,12 @@ _FIXED = re.compile(
     rb"\x8a(?:\x08.{8}|\x07.{7}|\x06.{6}|\x05.{5}|\x00|\x01.|\x02..|\x03...|\x04.{4}|\x09.{9}))*+",
     re.DOTALL,
 )
+# Some of those that hold no number, then one that does, or the end.
+_NUMBER = re.compile(
+    rb"(?>(?:(?:j.{4})++|(?:h.)++|[\])}(aesu012tldN\x85\x86\x87\x88\x89\x94]++|q.)*+)"
+    rb"(?:J.{4}|K.|M..|G.{8}|\x8a(?:\x08.{8}|\x07.{7}|\x06.{6}|\x05.{5}|\x00|\x01.|\x02..|\x03...|\x04.{4}|\x09.{9})|\Z)",
+    re.DOTALL,
+)
 _STRINGS = {0x8C: 1, 0x58: 4, 0x8D: 8}  # SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of their length
 _PROTO, _FRAME, _LONG1, _LONG_BINPUT, _STOP = 0x80, 0x95, 0x8A, 0x72, 0x2E
 _NAMES = {ord(op.code): op.name for op in pickletools.opcodes}
@@ -49,6 +56,8 @@ _BYTES_PER = {b"}": 256, b"]": 120, b"\x85": 72, b"\x86": 72, b"\x87": 80, b"t":
 _BYTES_PER_BYTE = 16  # everything else: the largest is a two-letter string, 56 bytes for 4
 # A snapshot without stacks comes to 24 times its size by this estimate, one with stacks to 18, a bomb of empty dicts to 272.
 _MOST_PER_BYTE, _MOST_BYTES = 40, 256 * 2**20
+# Of numbers and texts, with their places in a list; an event has five numbers, and shares its texts.
+_NUMBER_BYTES, _TEXT_BYTES, _MOST_VALUE_BYTES = 40, 80, 500 * 10**6
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -167,10 +176,16 @@ def check(pickled: bytes, name: str) -> None:
 
 def _walk(pickled: bytes, name: str) -> int:
     """Opcode by opcode to the end; returns where it is."""
-    at, size, strings = 0, len(pickled), ("", "")
+    at, size, strings, values = 0, len(pickled), ("", ""), 0
     while at < size:
-        match = _FIXED.match(pickled, at)
-        at = match.end() if match else at
+        if (match := _FIXED.match(pickled, at)) and match.end() > at:
+            numbers = islice(_NUMBER.finditer(pickled, at, match.end()), _MOST_VALUE_BYTES // _NUMBER_BYTES + 1)
+            values += _NUMBER_BYTES * sum(1 for _ in numbers)
+            at = match.end()
+        if values > _MOST_VALUE_BYTES:
+            raise FlopwiseError(
+                f"{name} is refused: it holds more numbers and texts than a snapshot of its events", _FEWER
+            )
         if at >= size:
             break
         opcode = pickled[at]
@@ -180,6 +195,7 @@ def _walk(pickled: bytes, name: str) -> int:
             at = start + length
             if _LONGEST_STRING < length <= size - start:
                 raise FlopwiseError(f"{name} is refused: it holds a text of {units.size(length)}", HINT)
+            values += _TEXT_BYTES
             strings = strings[1], pickled[start : min(at, start + 80)].decode(errors="replace")
         elif opcode == _FRAME:
             at += 9

@@ -248,7 +248,9 @@ def read_toml(path: str | Path, what: str, page: str = "docs/reference/sweeps.md
             raise FlopwiseError(f"{path} is too large for {what}", "such a file has a few KiB")
         lines = (part for part in re.split(rb"[,\n]", text) if not part.lstrip().startswith(b"#"))
         if any(part.count(b".") > _MOST_DOTS for part in lines):  # which takes gigabytes to read
-            raise FlopwiseError(f"{path} is no {what.removeprefix('a ')}: a name in it has too many parts", f"see {page}")
+            raise FlopwiseError(
+                f"{path} is no {what.removeprefix('a ')}: a name in it has too many parts", f"see {page}"
+            )
         return tomllib.loads(text.decode())
     except OSError as error:
         raise FlopwiseError(f"cannot read {path}: {error.strerror}", f"give the path of {what}") from None

@@ -17,7 +17,8 @@ import msgspec
 from flopwise.errors import FlopwiseError
 from flopwise.spec.workload import Trial
 from flopwise.store import files
-from flopwise.store.stored import StoredRun, begun_ns, created_ns, has_measured, keys, read_header, tally
+from flopwise.store.stored import StoredRun, begun_ns, created_ns, has_measured, keys, read_header, sound_header, tally
+from flopwise.store.sums import read_sums
 from flopwise.store.tags import TAG, read_tags, write_tags
 
 _BEGUN = re.compile(r"\d{8}-\d{6}")
@@ -119,6 +120,8 @@ def resumable(root: str | Path, trials: Sequence[Trial], kind: str, finished: bo
         with contextlib.suppress(FlopwiseError):  # one that cannot be read is not resumed
             header = read_header(path)
             if header.kind != kind or len(header.trials) != len(wanted) or keys(header.trials) != wanted:
+                continue
+            if os.path.lexists(path / files.POINTS) and not (path / files.POINTS).is_file():
                 continue
             if not files.is_locked(path / files.LOCK) and (finished or not StoredRun.load(path).complete):
                 return path
@@ -249,9 +252,9 @@ def _summary(path: Path) -> RunSummary:
     tags = read_tags(path)
     known: dict[str, Any] = {"id": path.name, "path": path, "tags": tags.tags, "size_bytes": _size(path)}
     try:
-        header = read_header(path)
-        begun = created_ns(path)
-        counted = msgspec.structs.asdict(tally(path, header))
+        header, damage = sound_header(path, read_sums(path))
+        begun = created_ns(path) if not damage else header.created_ns
+        counted = msgspec.structs.asdict(tally(path, header, damage))
     except FlopwiseError as error:
         return RunSummary(
             **known, created_ns=begun_ns(path.name) or changed_ns, warnings=(error.message, *tags.warnings)

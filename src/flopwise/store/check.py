@@ -1,7 +1,7 @@
 """Whether runs are as they were written, and what can be done about those that are not."""
 
-import re
-from datetime import UTC, datetime
+import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,13 @@ import msgspec
 
 from flopwise.atomic import write_atomically
 from flopwise.errors import FlopwiseError
-from flopwise.records.run import Point, RunHeader
+from flopwise.records.run import Point
 from flopwise.store import files
 from flopwise.store.rows import read_table, repair_table
 from flopwise.store.seals import sealed
-from flopwise.store.stored import begun_ns, header_damage, read_header
+from flopwise.store.stored import header_damage, header_from_rows, read_header
 from flopwise.store.sums import SUMS, TABLES, damaged_files, read_sums, write_sums
 from flopwise.store.tags import read_tags, write_tags
-
-_ID = re.compile(r"\d{8}-\d{6}-([A-Za-z0-9.]+)-?(.*?)-?[0-9a-f]{4}")
 
 
 class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +29,15 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_run(path: Path, repair: bool = False) -> RunCheck:
     """Read all of a run. With `repair`, what is damaged is taken out of its tables, and kept beside them."""
-    if repair and _damage(path):
-        _repair(path)
+    try:
+        if repair and _damage(path):
+            _repair(path)
+        damage = _damage(path)
+    except FlopwiseError as error:  # the others are looked at all the same
+        damage = [error.message]
     sums = read_sums(path)
     return RunCheck(
-        id=path.name,
-        damage=tuple(_damage(path)),
-        repaired=sums.repaired,
-        checked_files=len(sums.files) + len(sums.tables),
+        id=path.name, damage=tuple(damage), repaired=sums.repaired, checked_files=len(sums.files) + len(sums.tables)
     )
 
 
@@ -51,7 +50,6 @@ def _damage(path: Path) -> list[str]:
     except FlopwiseError as error:
         found.append(error.message)
     for name in _tables(path):
-        found += [f"{name} is a link to another file"] if (path / name).is_symlink() else []
         found += read_table(path / name, _form(name)).warnings
     found += [line for line in damaged_files(path, sums) if not line.startswith(f"{files.HEADER} ")]
     return [*found, *read_tags(path).warnings]
@@ -70,7 +68,7 @@ def _repair(path: Path) -> None:
     with files.explain_errors("repair", path):
         lock = files.lock_run(path, "wait until it ends")
         try:
-            done = [*read_sums(path).repaired, *_repair_header(path)]
+            done = [*read_sums(path).repaired, *_set_aside(path), *_repair_header(path)]
             for name in _tables(path):
                 done += repair_table(path / name, _form(name))
             if read_tags(path).warnings:
@@ -84,6 +82,18 @@ def _repair(path: Path) -> None:
             files.release(lock)
 
 
+def _set_aside(path: Path) -> list[str]:
+    """Give what is no file, a folder or a link in the place of one, another name."""
+    places = [path / name for name in (files.HEADER, files.TAGS, SUMS, *_tables(path))]
+    done = []
+    for place in places:
+        if os.path.lexists(place) and not place.is_file():
+            aside = place.with_name(f"{place.stem}.damaged-{secrets.token_hex(4)}")
+            place.rename(aside)
+            done.append(f"repaired: {place.name} was no plain file: it is {aside.name} now")
+    return done
+
+
 def _repair_header(path: Path) -> list[str]:
     """Seal a header that can be read as it is now; make another from the id and the rows where it cannot."""
     file = path / files.HEADER
@@ -93,19 +103,10 @@ def _repair_header(path: Path) -> list[str]:
             return []
         said = f"repaired: {files.HEADER} was damaged; its name, command and plan may be wrong"
     except FlopwiseError as error:
-        named = _ID.fullmatch(path.name)
-        if named is None or not file.is_file():
+        known = header_from_rows(path)
+        if known is None:
             raise
-        rows = read_table(path / files.POINTS, Point).rows
-        begun = begun_ns(path.name)
-        header = RunHeader(
-            id=path.name,
-            kind=named[1],
-            name=named[2],
-            created_at=datetime.fromtimestamp(begun // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            created_ns=begun,
-            trials=tuple({row.key: row.trial for row in rows}.values()),
-        )
+        header = known
         said = f"repaired: {error.message}: made anew from its rows, without points that have none"
     write_atomically(file, sealed(msgspec.json.encode(header))[0])
     return [said]

@@ -127,13 +127,14 @@ def read_table(path: Path, form: Any, keep_lines: bool = False) -> Table[Any]:
         lost = f": {known.rows} rows are lost" if known is not None else ": no rows"
         return Table(warnings=[f"{path.name} is missing{lost}"])
     if not path.is_file():
-        raise FlopwiseError(f"{path} is not a plain file", "a run is a folder that flopwise wrote")
+        return Table(warnings=[f"{path.name} is not a plain file: no rows"])
+    linked = ["it is a link to another file"] if path.is_symlink() else []
     with files.explain_errors("read", path), path.open("rb") as file:
         found = _each(file, msgspec.json.Decoder(form).decode, keep_lines)
     older = _older(found, known)
     chain, order = _in_order([row for row in found.rows if row.seal])
     order += _breaks([row.seal for row in chain if row.seal], len(older), len(found.warnings), known)
-    said = [*_said(found.warnings), *order, *filter(None, [found.torn])]
+    said = [*linked, *_said(found.warnings), *order, *filter(None, [found.torn])]
     rows = [*older, *chain]
     return Table(
         rows=[row.value for row in rows],
@@ -233,7 +234,9 @@ def repair_table(path: Path, form: Any) -> list[str]:
     if not table.warnings:
         return []
     aside = path.with_name(f"{path.stem}.damaged-{1 + len(list(path.parent.glob(f'{path.stem}.damaged-*')))}")
-    if path.exists():
+    if path.is_symlink():
+        path.rename(aside)
+    elif path.exists():
         os.link(path, aside)
     content, last = list[bytes](), NO_SEAL
     for line in table.lines:

@@ -4,6 +4,7 @@ A seal is the last field of a JSON object, which readers that do not know it ign
 record before it, and its own, which covers all bytes before it. A record that is not a row stands alone: it has number 1.
 """
 
+import errno
 import os
 import re
 import zlib
@@ -61,6 +62,8 @@ def alone_is_sound(record: bytes) -> bool:
 def last_seal(path: Path) -> Seal:
     """The seal that the next row of a table follows. Rows of an earlier version have none, and are counted."""
     try:
+        if not path.is_file() and os.path.lexists(path):  # a pipe would wait for ever
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _MOST_BYTES))

@@ -1,6 +1,7 @@
 """A run read back: the header, and the rows in the plan's order, whatever happened while they were written."""
 
 import os
+import re
 import sys
 import zlib
 from collections.abc import Iterable
@@ -45,10 +46,11 @@ class StoredRun(Printed, msgspec.Struct, frozen=True, kw_only=True):
         """Read a run; another process may be writing it."""
         path = Path(path)
         with no_collector():
-            header, sums = read_header(path), read_sums(path)
+            sums = read_sums(path)
+            header, damage = sound_header(path, sums)
             table = read_table(path / files.POINTS, Point)
         rows = _latest(table.rows, _plan(header))
-        warnings = (*header_damage(path, sums), *table.warnings, *sums.repaired)
+        warnings = (*damage, *table.warnings, *sums.repaired)
         return cls(path=path, header=header, points=tuple(rows.values()), warnings=warnings, repaired=sums.repaired)
 
     def missing(self) -> tuple[Trial, ...]:
@@ -94,10 +96,9 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def tally(path: Path, header: RunHeader) -> Tally:
-    """Count a run's rows by status; of a run of the lab, its experiments."""
-    sums = read_sums(path)
-    damage = [*header_damage(path, sums), *sums.repaired]
+def tally(path: Path, header: RunHeader, damage: Iterable[str]) -> Tally:
+    """Count a run's rows by status; of a run of the lab, its experiments. `damage`: of its header."""
+    damage = [*damage, *read_sums(path).repaired]
     if header.kind == LAB_KIND:
         lab = read_rows(path / files.LAB, _LabRow, "experiments")
         ok, failed = _counts(row.status for row in lab.rows if row.status)
@@ -184,6 +185,42 @@ def read_header(path: Path) -> RunHeader:
     return _read_header(path, RunHeader)
 
 
+def sound_header(path: Path, sums: Sums) -> tuple[RunHeader, list[str]]:
+    """The header, made anew from the run's id and rows where it is damaged beyond reading; a line for what may be wrong."""
+    try:
+        return read_header(path), header_damage(path, sums)
+    except _Newer:
+        raise
+    except FlopwiseError as error:
+        header = header_from_rows(path)
+        if header is None:
+            raise
+        return header, [f"{error.message}: made anew from its rows, without points that have none"]
+
+
+def header_from_rows(path: Path) -> RunHeader | None:
+    """What the header of a run can have been; None where its id or its table says too little."""
+    named, table = _ID.fullmatch(path.name), path / files.POINTS
+    if named is None or not table.is_file():
+        return None
+    begun, rows = begun_ns(path.name), read_table(table, Point).rows
+    return RunHeader(
+        id=path.name,
+        kind=named[1],
+        name=named[2],
+        created_at=datetime.fromtimestamp(begun // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_ns=begun + _LATE_NS,
+        trials=tuple({row.key: row.trial for row in rows}.values()),
+    )
+
+
+_ID = re.compile(r"\d{8}-\d{6}-([A-Za-z0-9.]+)-?(.*?)-?[0-9a-f]{4}")
+
+
+class _Newer(FlopwiseError):
+    """The header is of a later version, and as it was written."""
+
+
 class _HeaderStart(msgspec.Struct, frozen=True):
     schema: int
     kind: str = ""
@@ -229,13 +266,15 @@ def _read_header(path: Path, form: type[_Decoded]) -> _Decoded:
         schema = msgspec.json.decode(text, type=_HeaderStart).schema
         if schema > SCHEMA:
             newer = f"{path} was written by a newer flopwise (schema {schema}, this one reads up to {SCHEMA})"
-            raise FlopwiseError(newer, "upgrade flopwise to read it")
+            raise (_Newer if alone_is_sound(text) else FlopwiseError)(newer, "upgrade flopwise to read it")
         if schema < 1:
             raise FlopwiseError(f"{file} has schema = {schema}", f"allowed: 1 to {SCHEMA}")
         header = msgspec.json.decode(text, type=form)
         if odd := impossible(header):
             raise ValueError(f"{odd} is impossible")
         return header
+    except _Newer:
+        raise
     except FlopwiseError as error:
         message = error.message if str(path) in error.message else f"{file}: {error.message}"
         raise FlopwiseError(message, error.hint) from None

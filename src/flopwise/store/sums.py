@@ -103,7 +103,9 @@ def damaged_files(run: Path, sums: Sums) -> list[str]:
     found = []
     for name, known in sums.files.items():
         try:
-            if file_sum(run / name) != known:
+            if os.path.lexists(run / name) and not (run / name).is_file():
+                found.append(f"{name} is not a plain file")
+            elif file_sum(run / name) != known:
                 found.append(f"{name} {CHANGED}")
         except OSError:
             found.append(f"{name} is missing")

@@ -247,7 +247,7 @@ def _run_row(folder: Folder, run: RunSummary) -> answers.RunRow:
 
 def _run_part(run: StoredRun, limit: int) -> answers.RunPart:
     kept, left_out = _first(run.points, limit)
-    counted = tally(run.path, run.header)  # with the rows of a tuning, a training or the lab
+    counted = tally(run.path, run.header, run.warnings)  # with the rows of a tuning, a training or the lab
     lost = (*counted.warnings, *(run.left_out if run.header.kind != TRAIN_KIND else ()))  # which has no points
     return answers.RunPart(
         id=run.header.id,
