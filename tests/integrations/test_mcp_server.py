@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -123,6 +124,22 @@ def test_a_client_that_begins_with_the_older_handshake_is_answered(folder):
     with connection(folder, "legacy") as (portal, connected):
         found = portal.call(connected.call_tool, "account", {"model": "tiny"})
     assert found.structured_content["parameters"] > 0
+
+
+def test_a_line_that_is_no_message_is_answered_and_the_server_goes_on(folder):
+    """A past bug: the client waited for ever."""
+    own = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    begin = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": own}
+    half = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"runs","arguments":{"x":"\\ud800"}}}'
+    lines = [json.dumps(begin), "{bad", half, "[" * 5000, '{"jsonrpc":"2.0","id":2,"method":"ping"}']
+    words = [sys.executable, "-m", "flopwise", "mcp", "--root", str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        server.stdin.write("".join(f"{line}\n" for line in lines))
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in lines]
+        server.stdin.close()
+    assert sorted(str(one["id"]) for one in answers) == ["0", "2", "None", "None", "None"]
+    assert {one["error"]["code"] for one in answers if one["id"] is None} == {-32700}
 
 
 def test_a_trace_is_explained_as_the_command_line_does(ask, folder):

@@ -13,6 +13,7 @@ import zipfile
 import pytest
 
 from flopwise.errors import FlopwiseError
+from flopwise.snapshot import unpickle
 from flopwise.snapshot.unpickle import _PlainUnpickler, check, read_pickle, unpickled
 
 PLAIN = {
@@ -157,11 +158,22 @@ def test_a_gzip_bomb_stops_at_the_limit(tmp_path):
         read_pickle(tmp_path / "large.pickle", most_bytes=4 * 2**20)
 
 
-def test_more_events_than_anyone_records_are_refused():
+def test_more_events_than_anyone_records_are_refused(monkeypatch):
+    monkeypatch.setattr(unpickle, "_MOST_DICTS", 8_000)
     event = b"}(X\x06\0\0\0actionX\x05\0\0\0allocX\x04\0\0\0sizeM\0\2u"
-    with pytest.raises(FlopwiseError, match="more than 800,000 events"):
-        unpickled(b"\x80\x02](" + event * 900_000 + b"e.", "events.pickle")
+    with pytest.raises(FlopwiseError, match="more than 8,000 events"):
+        unpickled(b"\x80\x02](" + event * 9_000 + b"e.", "events.pickle")
     assert len(unpickled(b"\x80\x02](" + event * 1000 + b"e.", "events.pickle")) == 1000
+
+
+@pytest.mark.parametrize("value", [b"\x8c\x02xy", b"M\1\2", b"J\1\2\3\4", b"\x8a\x01a", b"K\1]", b"h\0K\1"])
+def test_more_numbers_or_texts_than_any_snapshot_has_are_refused(value, monkeypatch):
+    """A past bug: 100 MB of them took two gigabytes."""
+    begins = b"\x80\x04]\x94("
+    monkeypatch.setattr(unpickle, "_MOST_VALUE_BYTES", 4_000_000)
+    with pytest.raises(FlopwiseError, match="more numbers and texts than any snapshot"):
+        unpickled(begins + value * 100_001 + b"e.", "values.pickle")
+    assert unpickled(begins + value * 40_000 + b"e.", "values.pickle")
 
 
 def test_a_text_of_megabytes_is_refused():

@@ -57,6 +57,8 @@ def test_a_file_says_what_differs(tmp_path):
         ("like = 'dgx-h100'\nsources = 'me'", "sources = 'me' is not allowed"),
         ("like =", "is not valid TOML"),
         ("# " + "x" * 2**20, "too large for a cluster file"),
+        ("x = " + "[" * 100_000, "it is nested too deep"),
+        ("x = " + "9" * 10_000, "a number has too many digits"),
         ("# " + "." * 300 + "\n" + "a." * 200_000 + "b = 1", "a name in it has too many parts"),  # gigabytes, once
     ],
 )

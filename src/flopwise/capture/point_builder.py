@@ -13,6 +13,7 @@ from flopwise.capture.pipes import CLOSED, CLOSED_HINT, PIPE_LOST
 from flopwise.capture.telemetry import Watch
 from flopwise.records import events
 from flopwise.records.events import Done, Event, Exited, PhaseSample, Started
+from flopwise.records.possible import impossible
 from flopwise.records.run import CRASH, STEP, Environment, PhaseTimes, Point, Ran, RankRow, Telemetry
 from flopwise.redact import redacted_line
 from flopwise.spec.workload import Trial
@@ -105,7 +106,17 @@ class PointBuilder(ProcessState):
         return self.point(ended)
 
     def point(self, ended: Done) -> Point:
-        """What was measured so far."""
+        """What was measured so far; nothing of it where a number is one that no clock can show."""
+        found = self._measured(ended)
+        if odd := impossible(found):
+            hint = "a step that replaces time.perf_counter_ns, or another clock, cannot be measured"
+            reason = f"{odd} is impossible: the clocks were changed"
+            found = Point(
+                key=found.key, trial=self.trial, status=CRASH, reason=reason, hint=hint, started_at=self.started_at
+            )
+        return found
+
+    def _measured(self, ended: Done) -> Point:
         return Point(
             key=self.trial.key(),
             trial=self.trial,

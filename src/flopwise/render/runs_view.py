@@ -39,6 +39,8 @@ def checks_view(checks: Sequence[RunCheck], root: Path) -> View:
     damaged = sum(bool(one.damage) for one in checks)
     old = sum(not one.checked_files for one in checks)
     title = f"{len(checks)} runs in {root}: {damaged or 'none'} damaged"
-    notes = (f"{old} of them are of an earlier version, or never ended: their rows have few checksums, or none",)
+    notes = (
+        f"{old} of them are of an earlier version, never ended, or ended on a full disk: they have few checksums, or none",
+    )
     table = Table("checks", title, columns("id: run | state | what [sentence]"), rows, notes if old else ())
     return View([table], document("runs-check", root=str(root), runs=checks))

@@ -174,19 +174,16 @@ def check(pickled: bytes, name: str) -> None:
         raise FlopwiseError(f"{name} is refused: it holds more than {_MOST_DICTS:,} events", _FEWER)
 
 
+# complexity: one case for each kind of opcode
 def _walk(pickled: bytes, name: str) -> int:
     """Opcode by opcode to the end; returns where it is."""
     at, size, strings, values = 0, len(pickled), ("", ""), 0
     while at < size:
-        if (match := _FIXED.match(pickled, at)) and match.end() > at:
-            numbers = islice(_NUMBER.finditer(pickled, at, match.end()), _MOST_VALUE_BYTES // _NUMBER_BYTES + 1)
-            values += _NUMBER_BYTES * sum(1 for _ in numbers)
-            at = match.end()
-        if values > _MOST_VALUE_BYTES:
-            raise FlopwiseError(
-                f"{name} is refused: it holds more numbers and texts than a snapshot of its events", _FEWER
-            )
-        if at >= size:
+        match = _FIXED.match(pickled, at)
+        end = match.end() if match else at
+        values += _number_bytes(pickled, at, end)
+        at = end
+        if at >= size or values > _MOST_VALUE_BYTES:
             break
         opcode = pickled[at]
         if opcode in _STRINGS:
@@ -212,7 +209,15 @@ def _walk(pickled: bytes, name: str) -> int:
             raise _truncated(name)
         else:
             raise _refusal(pickled, at, strings, name)
+    if values > _MOST_VALUE_BYTES:
+        raise FlopwiseError(f"{name} is refused: it holds more numbers and texts than any snapshot", _FEWER)
     raise _truncated(name)
+
+
+def _number_bytes(pickled: bytes, at: int, end: int) -> int:
+    """What the numbers in a run of opcodes take; of too many as much as is too much."""
+    found = islice(_NUMBER.finditer(pickled, at, end), _MOST_VALUE_BYTES // _NUMBER_BYTES + 1) if end > at else ()
+    return _NUMBER_BYTES * sum(1 for _ in found)
 
 
 def _truncated(name: str) -> FlopwiseError:

@@ -95,7 +95,8 @@ def load(path: str | Path) -> tuple[Path, dict[str, Any]]:
     except OSError as error:
         raise FlopwiseError(f"cannot read {file}: {error.strerror}", _LOCAL) from None
     except (msgspec.DecodeError, ValueError, RuntimeError) as error:  # or nested too deep, no such home
-        raise FlopwiseError(f"{file} is not JSON: {error}", _LOCAL) from None
+        said = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise FlopwiseError(f"{file} is not JSON: {said}", _LOCAL) from None
     if not isinstance(config, dict):
         raise FlopwiseError(f"{file} holds no JSON object", _LOCAL)
     return file, config

@@ -258,8 +258,10 @@ def read_toml(path: str | Path, what: str, page: str = "docs/reference/sweeps.md
         ValueError,
         RuntimeError,
     ) as error:  # not TOML, not UTF-8, nested too deep, no such home, a null in the path
-        hint = f"see {page} for an example"
-        raise FlopwiseError(f"{path} is not valid TOML: {error}", hint) from None
+        hint, said = f"see {page} for an example", str(error)
+        if isinstance(error, RecursionError) or "set_int_max_str_digits" in said:
+            said = "it is nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
+        raise FlopwiseError(f"{path} is not valid TOML: {said}", hint) from None
 
 
 def named(levers: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """The server over standard input and output, by the MCP Python SDK; one call at a time, errors in one line and a hint."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
@@ -9,6 +9,7 @@ import mcp.types as protocol
 import msgspec
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
 
 from flopwise.errors import FlopwiseError, one_line
 from flopwise.integrations.mcp.answers import content
@@ -41,7 +42,41 @@ async def _serve(folder: Folder) -> None:
         "flopwise", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=listed, on_call_tool=called
     )
     async with stdio_server() as (incoming, outgoing):
-        await server.run(incoming, outgoing, server.create_initialization_options())
+        read = _AnswersNonsense(incoming, outgoing)
+        await server.run(read, outgoing, server.create_initialization_options())
+
+
+class _AnswersNonsense:
+    """The client's messages; a line that is none is answered here, as the SDK only passes over it and the client would wait."""
+
+    def __init__(self, incoming: Any, outgoing: Any) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._incoming, name)
+
+    async def __aenter__(self) -> Self:
+        await self._incoming.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._incoming.__aexit__(*error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def receive(self) -> Any:
+        while isinstance(message := await self._incoming.receive(), Exception):
+            wrong = protocol.ErrorData(code=protocol.PARSE_ERROR, message="error: this line is no JSON-RPC message")
+            error = protocol.JSONRPCError(jsonrpc="2.0", id=None, error=wrong)
+            await self._outgoing.send(SessionMessage(error))
+        return message
 
 
 def answered(folder: Folder, name: str, arguments: dict[str, Any]) -> protocol.CallToolResult:
