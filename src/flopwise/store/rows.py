@@ -234,16 +234,17 @@ def repair_table(path: Path, form: Any) -> list[str]:
     if not table.warnings:
         return []
     aside = path.with_name(f"{path.stem}.damaged-{1 + len(list(path.parent.glob(f'{path.stem}.damaged-*')))}")
+    kept = f" (as it was: {aside.name})" if path.exists() else ""
     if path.is_symlink():
         path.rename(aside)
-    elif path.exists():
+    elif kept:
         os.link(path, aside)
     content, last = list[bytes](), NO_SEAL
     for line in table.lines:
         text, last = sealed(msgspec.json.encode(_without_seal(line)), last)
         content.append(text + b"\n")
     write_atomically(path, b"".join(content))
-    return [f"repaired: {warning} (as it was: {aside.name})" for warning in table.warnings]
+    return [f"repaired: {warning}{kept}" for warning in table.warnings]
 
 
 def _without_seal(line: bytes) -> dict[str, msgspec.Raw]:
