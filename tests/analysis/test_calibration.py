@@ -33,6 +33,7 @@ def test_the_bound_is_the_binomials() -> None:
     assert most(0.05, trials=300) == 21  # of 300: mean 15, standard deviation 3.8
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("n", [20, 50, 200])
 @pytest.mark.parametrize("kind", SKEWED)
 def test_the_interval_holds_the_median_as_often_as_it_says(kind: str, n: int) -> None:
@@ -56,6 +57,7 @@ def test_blocks_keep_the_interval_honest_under_autocorrelation() -> None:
     assert missed <= most(0.10)  # drawing singly misses about a third
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("n", "share"), [(40, 0.01), (100, 0.02)])
 @pytest.mark.parametrize("drift", DRIFTS)
 def test_same_against_same_in_sequence_is_rarely_a_difference(drift: str, n: int, share: float) -> None:

@@ -118,6 +118,7 @@ def test_a_sweep_goes_on_in_another_environment_only_if_asked_and_marks_the_rows
     assert len(list_runs(tmp_path / "runs")) == 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("field", MATTERS)
 def test_a_gate_judges_another_environment_only_if_asked_and_the_comparison_is_marked(field, on, command):
     one, two, was, now = MATTERS[field]
@@ -141,6 +142,7 @@ def test_a_gate_judges_another_environment_only_if_asked_and_the_comparison_is_m
     assert command("compare", "a", "a", "--fail-above", "10%").returncode == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("field", SAME)
 def test_what_does_not_matter_or_is_not_known_never_refuses(field, on, command):
     one, two = SAME[field]

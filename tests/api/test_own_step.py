@@ -130,6 +130,7 @@ def test_a_step_is_measured_whatever_it_does(folder, monkeypatch, name):
     assert run.points[0].ran.parameters == {"bare": 20, "no_model": 0}.get(name, 272)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "said"),
     [

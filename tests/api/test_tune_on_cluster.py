@@ -98,6 +98,7 @@ def test_a_node_that_is_lost_every_time_is_an_error(cluster, tmp_path):
     assert len(played.jobs) == 3
 
 
+@pytest.mark.slow
 def test_one_that_was_interrupted_is_kept(cluster, tmp_path):
     def cut(returned):
         return Ended(Returned(files=returned.files, interrupted=True))

@@ -86,6 +86,7 @@ def _little_grace(monkeypatch):
     monkeypatch.setattr(isolate, "GRACE_S", 0.2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_little_grace")
 @pytest.mark.parametrize("name", ["hangs", "hangs_deaf"])
 def test_a_hang_ends_at_the_timeout(worker, own_step, name):

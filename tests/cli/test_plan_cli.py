@@ -93,6 +93,7 @@ def test_a_gpu_without_bf16_trains_in_fp16():
     assert found.best.layout.precision == "fp16"
 
 
+@pytest.mark.slow
 def test_the_file_is_read_back_and_set_beside_ranks(run, tmp_path):
     assert run(*ASKED, "-o", "plan.json")[0] == 0
     assert read_plan("plan.json") == flopwise.plan("llama3-8b", gpu="h100", gpus=64, tokens=15e12, price=2.5)

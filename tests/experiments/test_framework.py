@@ -94,6 +94,7 @@ def lab_run(made, tmp_path_factory):
     return lab(*made, device="cpu", quick=True, timeout=2.0, runs=runs), runs
 
 
+@pytest.mark.slow
 def test_every_end_is_a_row_and_the_rest_go_on(tmp_path, lab_run):
     found, runs = lab_run
     assert {result.experiment: result.status for result in found.results} == {

@@ -44,6 +44,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
     return out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])

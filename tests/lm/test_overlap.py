@@ -59,6 +59,7 @@ def test_losses_and_weights_are_the_same_to_the_bit(case: str) -> None:
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_", ["blocks", pytest.param("default", marks=pytest.mark.slow)])
 def test_so_are_those_of_a_compiled_step(compile_: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = functools.partial(torch.compile, backend="aot_eager")

@@ -22,6 +22,7 @@ def test_an_a100_needs_one_wave_more_for_1793(side, grid, count, waves):
     assert one.last_share == pytest.approx((count - 108 * (waves - 1)) / 108)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("side", [256, 1000, 1792, 4096, 5003])
 @pytest.mark.parametrize("gpu", ["a100", "h200", "l4"])
 def test_tiles_cover_the_result_in_as_few_waves_as_there_can_be(side, gpu):

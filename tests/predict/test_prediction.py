@@ -17,6 +17,7 @@ H200 = machine_with(gpu("h200"))
 OWN, OP = workload("tiny"), workload("op:mlp", set={"dim": 64, "layers": 2, "steps": 1})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("asked", "source"), [(OWN, SHAPES), (OP, DRY_RUN)])
 def test_a_prediction_has_time_by_phase_memory_by_owner_and_the_operations(asked, source):
     pytest.importorskip("torch")

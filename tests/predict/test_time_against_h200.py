@@ -52,6 +52,7 @@ def test_after_calibration_gpu_time_meets_both_aims(errors):
     assert max(held) < 0.08
 
 
+@pytest.mark.slow
 def test_after_calibration_steps_that_the_gpu_sets_the_pace_of_meet_both_aims(errors):
     busy = [of_step for of_step, _, busy, _ in errors["measured"] if busy]
     assert len(busy) == 12

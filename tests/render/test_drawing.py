@@ -31,6 +31,7 @@ def test_one_process_draws_all():
         os.kill(process, 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("limit", [("CPU_S", 1), ("DATA_BYTES", 500 * 2**20)], ids=["time", "memory"])
 def test_a_chart_without_end_costs_itself_alone(monkeypatch, limit):
     with Drawing() as drawing:

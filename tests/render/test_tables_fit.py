@@ -99,7 +99,7 @@ def tables(request):
     return VIEWS[request.param]()
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
 @pytest.mark.parametrize("tables", VIEWS, indirect=True)
 def test_every_table_fits_with_all_its_rows_and_their_keys(tables, width):

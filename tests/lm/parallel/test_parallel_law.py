@@ -16,6 +16,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run_all(request.param, tmp_path_factory.mktemp(f"ranks{request.param}"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "way"), [(name, way) for name, case in CASES.items() for way in case.ways])
 def test_every_rank_ends_with_the_weights_of_a_single_process(name: str, way: str, ended: list[Results]) -> None:
     want = expected(name, len(ended))
