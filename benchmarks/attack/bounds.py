@@ -302,6 +302,17 @@ OTHERS: Cases = {
     "sweep: TOML of brackets": ("sweep", "s.toml", lambda path: text("a = " + "[" * SIZE, path)),
     "sweep: TOML of keys": ("sweep", "s.toml", partial(repeated, "", "a.a.a.a = 1\n", "")),
     "sweep: a number": ("sweep", "s.toml", lambda path: text("a = " + "9" * SIZE, path)),
+    "sweep: a name of 20,000 parts": ("sweep", "s.toml", lambda path: text("a." * 20_000 + "a = 1", path)),
+    "snapshot: numbers": (
+        "memory",
+        "m.pickle",
+        lambda path: path.write_bytes(b"\x80\x04](" + b"M\1\2" * (SIZE // 3) + b"e."),
+    ),
+    "snapshot: texts": (
+        "memory",
+        "m.pickle",
+        lambda path: path.write_bytes(b"\x80\x04](" + b"\x8c\x02xy" * (SIZE // 4) + b"e."),
+    ),
     "snapshot: brackets": ("memory", "m.pickle", lambda path: path.write_bytes(b"\x80\x04" + b"]" * SIZE + b".")),
     "snapshot: a number": (
         "memory",
