@@ -56,7 +56,7 @@ _BYTES_PER = {b"}": 256, b"]": 120, b"\x85": 72, b"\x86": 72, b"\x87": 80, b"t":
 _BYTES_PER_BYTE = 16  # everything else: the largest is a two-letter string, 56 bytes for 4
 # A snapshot without stacks comes to 24 times its size by this estimate, one with stacks to 18, a bomb of empty dicts to 272.
 _MOST_PER_BYTE, _MOST_BYTES = 40, 256 * 2**20
-# Of a number with its place in a list, and twice that of a text, as it is walked one by one. An event has five numbers, and
+# Of a number with its place in a list; four times that of a text, as each is walked by itself. An event has five numbers, and
 # shares its texts with others.
 _NUMBER_BYTES, _TEXT_BYTES, _MOST_VALUE_BYTES = 40, 160, 500 * 10**6
 

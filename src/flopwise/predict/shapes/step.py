@@ -17,7 +17,6 @@ from flopwise.work.allocator import unsplit_bytes
 from flopwise.work.operation import ACTIVATIONS, GRADIENTS, INPUTS, LOGITS, SCORES, WORKSPACE, Footprint
 
 _AUTOCAST = {"bf16": "bf16", "fp16": "fp16"}
-_MIB = 2**20
 _ON_CPU = "the shape simulator's is a GPU without its workspace; the CPU's norms and attention save other tensors"
 DEEPEST = 1000  # layers; it takes half a minute
 MOST_CHUNKS = 2**13  # of the loss: about a second
