@@ -1,5 +1,6 @@
 """A user's step under other recipes: what is derived from one recording is what another dry run records."""
 
+import json
 import math
 from collections import Counter
 
@@ -178,8 +179,20 @@ def test_what_no_dry_run_can_put_in_place_is_derived_from_the_rest(recorded, lev
     asked = workload(LLAMA, **levers)
     found = predict(asked, Machine(gpu=gpu("h200")))
     assert kernels(found.step.ops) == kernels(recorded(LLAMA).under(asked).ops)
+    assert any("memory is that of the step without" in note for note in found.step.notes)
     with pytest.raises(Unsupported, match="needs values, and a dry run has none"):
         memory(asked, predict=True)
+
+
+@pytest.mark.parametrize("levers", [{"rope": "triton"}, {"projections": "fused"}])
+def test_what_the_transformers_model_refuses_to_run_is_not_predicted(levers, tmp_path):
+    """A past bug: it was derived as a user's step is."""
+    config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = workload(f"hf:{tmp_path}", implementation="transformers", batch=1, context=16, **levers)
+    with pytest.raises(Unsupported, match="works on flopwise's own model only"):
+        predict(asked, Machine(gpu=gpu("h200")))
 
 
 def test_a_norm_reads_and_writes_rows_once(recorded):

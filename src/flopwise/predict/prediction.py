@@ -6,6 +6,7 @@ dry run knows any step: it runs the workload's code on fake tensors, in a proces
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -159,12 +160,17 @@ def check_fp8(workload: Workload, gpu: Gpu | None) -> None:
 
 def check_dry_run(workload: Workload) -> None:
     """Raise if a user's step has a lever that a dry run cannot put in place: its memory then cannot be told."""
-    if workload.own_model is None and isinstance(workload.subject, ModelSpec | UserStep):
-        written = written_recipe(workload)
-        for lever in NEEDS_VALUES:
-            if getattr(workload.recipe, lever) != getattr(written, lever):
-                message = f"{lever} = '{getattr(workload.recipe, lever)}' needs values, and a dry run has none"
-                raise Unsupported(message, "run it: omit --predict")
+    for lever in derived_levers(workload):
+        message = f"{lever} = '{getattr(workload.recipe, lever)}' needs values, and a dry run has none"
+        raise Unsupported(message, "run it: omit --predict")
+
+
+def derived_levers(workload: Workload) -> dict[str, Any]:
+    """The levers of a user's step that a dry run cannot put in place, with what the code does without them."""
+    if not isinstance(workload.subject, UserStep):
+        return {}
+    written, asked = written_recipe(workload), workload.recipe
+    return {name: getattr(written, name) for name in NEEDS_VALUES if getattr(asked, name) != getattr(written, name)}
 
 
 def _predict_user_step(
@@ -172,7 +178,8 @@ def _predict_user_step(
 ) -> list[Prediction]:
     """By a dry run; for a GPU also as it is written, and that in bf16: its levers follow from these two."""
     written = varied(workload, recipe=written_recipe(workload))
-    run = varied(workload, **{lever: getattr(written.recipe, lever) for lever in NEEDS_VALUES})
+    derived = derived_levers(workload)
+    run = varied(workload, **derived)
     records = levers and any(one.gpu and not one.is_cpu for one in machines)
     wanted = [run, written, varied(written, precision="bf16")] if records else [run]
     found = {}
@@ -180,7 +187,12 @@ def _predict_user_step(
         for kind, gpu in gpus.items():
             first, *others = _each_once(worker, wanted, gpu)
             assert first is not None
-            step = first if run == workload else RecordedStep(as_written=first).under(workload, run.recipe)
+            step = RecordedStep(as_written=first).under(workload, run.recipe) if derived else first
+            if derived:
+                said = (
+                    f"memory is that of the step without {' and '.join(derived)}, which a dry run cannot put in place"
+                )
+                step = msgspec.structs.replace(step, notes=(*step.notes, said))
             found[kind] = step, _with_bf16(*others) if others else None
     return [
         Prediction(workload=workload, machine=one, step=found[_kind(one)][0], recorded=found[_kind(one)][1])

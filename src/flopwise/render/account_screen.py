@@ -11,6 +11,7 @@ from flopwise.predict.flops import TrainingTime
 from flopwise.predict.machine import machine_with
 from flopwise.predict.op_time import LAUNCH
 from flopwise.predict.plain_levers import LeverSaving, predicted_levers
+from flopwise.predict.prediction import derived_levers
 from flopwise.predict.step_time import StepTime
 from flopwise.render.actions import action
 from flopwise.render.findings_view import options
@@ -30,6 +31,7 @@ from flopwise.render.screen import (
     changes_title,
     reach_figures,
 )
+from flopwise.spec.workload import Workload
 from flopwise.work.operation import OWNERS
 
 _BOUND = {"compute": "its FLOPs", "bandwidth": "memory bandwidth", "launch": "the CPU, which launches too late"}
@@ -53,7 +55,8 @@ def _time(a: Account, one: GpuAccount, time: StepTime) -> Screen:
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title,
-        verdict=f"{_days(a)}{_whose(a)} takes about {units.duration(time.wall_ns)}, predicted{bound}. {_fits(one)}",
+        verdict=f"{_days(a)}{_whose(a)} takes about {units.duration(time.wall_ns)}, predicted{bound}. "
+        f"{_fits(one, a.workload)}",
         figures=figures,
         parts_title=f"Where the predicted {units.duration(time.wall_ns)} go",
         parts=_time_parts(time),
@@ -91,8 +94,9 @@ def _time_parts(time: StepTime) -> tuple[Part, ...]:
     return (*(Part(kind, ns) for kind, ns in kinds), *([idle] if idle.amount > 1 else []))
 
 
-def _fits(one: GpuAccount) -> str:
-    peak = units.size(one.step.peak_bytes)
+def _fits(one: GpuAccount, workload: Workload) -> str:
+    without = " and ".join(derived_levers(workload))
+    peak = units.size(one.step.peak_bytes) + (f" (without {without})" if without else "")
     if one.fits is None or one.gpu.memory_bytes is None:
         return f"Its peak memory is {peak}."
     larger = f"; the largest batch is {one.largest_batch}" if one.largest_batch else ""
@@ -113,7 +117,7 @@ def _memory(a: Account, one: GpuAccount | None) -> Screen:
     return Screen(
         title=a.workload.label(),
         where=one.gpu.title if one is not None else "",
-        verdict=f"{_days(a)}{work_in_words(a)} {_fits(one) if one is not None else ''}".strip(),
+        verdict=f"{_days(a)}{work_in_words(a)} {_fits(one, a.workload) if one is not None else ''}".strip(),
         unit="bytes",
         figures=tuple(figures),
         parts_title=f"Who holds the {units.size(step.peak_bytes)}",
